@@ -1,0 +1,317 @@
+"""The service's side of a worker: starts it, feeds it, notices its death, starts it again. asyncio, one event loop."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final, Self
+
+from pinyon.engine import protocol
+from pinyon.engine.config import EngineConfig, EngineInfo
+from pinyon.engine.errors import (
+    EngineCrashedError,
+    EngineError,
+    InvalidRequestError,
+    ModelLoadError,
+    ModelQuarantinedError,
+    ProtocolError,
+)
+from pinyon.engine.events import Event, Failed, Finished
+from pinyon.engine.protocol import FromWorker, ToWorker
+from pinyon.engine.request import GenerateRequest, Text, Tokens
+
+WORKER_COMMAND: Final = (sys.executable, "-m", "pinyon.engine.worker")
+LOAD_ATTEMPTS: Final = 2
+DEATH_GRACE_S: Final = 1.0
+CLOSE_GRACE_S: Final = 2.0
+LOG_TAIL_BYTES: Final = 4096
+PASSED_ENVIRONMENT: Final = {
+    "PATH",
+    "HOME",
+    "USERPROFILE",
+    "SYSTEMROOT",
+    "TEMP",
+    "TMP",
+    "TMPDIR",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+} | {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LLAMA_CPP_LIB_PATH"}
+PASSED_PREFIXES: Final = ("OMP_", "GOMP_", "KMP_", "GGML_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "VK_", "MTL_")
+
+
+def worker_environment() -> dict[str, str]:
+    """Return what a worker may see: an allow-list, so that no token or password of the user reaches native code."""
+    passed = {
+        name: value
+        for name, value in os.environ.items()
+        if name.upper() in PASSED_ENVIRONMENT or name.startswith(PASSED_PREFIXES)
+    }
+    # Without this an abort attaches a debugger before the process dies.
+    return {**passed, "GGML_NO_BACKTRACE": "1"}
+
+
+def _fresh_log(path: Path) -> BinaryIO:
+    """Open a log file for writing; the one before it is kept beside it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.exists():
+        path.replace(path.with_suffix(".old.log"))
+    return path.open("wb")
+
+
+class _Process:
+    """One worker process and what is open with it. Dies once; then every stream has had its last event."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log_path: Path) -> None:
+        self._process = process
+        self._log_path = log_path
+        self._streams: dict[str, asyncio.Queue[Event]] = {}
+        self._calls: dict[int, asyncio.Future[FromWorker]] = {}
+        self._call_numbers = itertools.count()
+
+    @classmethod
+    async def spawn(cls, command: Sequence[str], log_path: Path) -> Self:
+        with _fresh_log(log_path) as log:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=worker_environment(),
+                start_new_session=True,  # Ctrl+C in the terminal is the service's to handle
+            )
+        return cls(process, log_path)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def handshake(self, config: EngineConfig, on_progress: Callable[[float], None]) -> EngineInfo:
+        """Load the model.
+
+        Raises:
+            ModelLoadError: the worker says that it cannot.
+            EngineCrashedError: the worker died of it.
+        """
+        try:
+            self.post(protocol.Start(protocol.VERSION, config))
+            while True:
+                match await self._receive():
+                    case protocol.Loading(fraction):
+                        on_progress(fraction)
+                    case protocol.Ready(version, info) if version == protocol.VERSION:
+                        return info
+                    case protocol.LoadFailed(message):
+                        raise ModelLoadError(message)
+                    case other:
+                        raise ProtocolError(f"the worker answered its start with {type(other).__name__}")
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise await self._die() from error
+
+    async def _receive(self) -> FromWorker:
+        assert self._process.stdout is not None, "spawned with pipes"
+        size = protocol.payload_bytes(await self._process.stdout.readexactly(protocol.HEADER_BYTES))
+        return protocol.decode_from_worker(await self._process.stdout.readexactly(size))
+
+    def post(self, message: ToWorker) -> None:
+        """Send without waiting. A worker that died meanwhile is noticed by `serve`, which ends every stream."""
+        assert self._process.stdin is not None, "spawned with pipes"
+        self._process.stdin.write(protocol.encode_frame(message))
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event]:
+        if request.id in self._streams:
+            raise InvalidRequestError(f"a request with the id {request.id!r} is still running")
+        self.post(protocol.Generate(request))
+        stream = self._streams[request.id] = asyncio.Queue()
+        ended = False
+        try:
+            while not ended:
+                event = await stream.get()
+                ended = isinstance(event, Finished | Failed)
+                yield event
+        finally:
+            del self._streams[request.id]
+            if not ended:
+                self.post(protocol.Cancel(request.id))
+
+    async def call(self, make: Callable[[int], ToWorker]) -> FromWorker:
+        """Send the message that `make` builds for a call number; return its reply, raise the error it carries."""
+        number = next(self._call_numbers)
+        self.post(make(number))
+        self._calls[number] = asyncio.get_running_loop().create_future()
+        try:
+            return await self._calls[number]
+        finally:
+            del self._calls[number]
+
+    async def serve(self) -> None:
+        """Deliver what the worker sends until it dies."""
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, ProtocolError):
+            while True:
+                match await self._receive():
+                    case protocol.Events(events):
+                        for request_id, event in events:
+                            if request_id in self._streams:
+                                self._streams[request_id].put_nowait(event)
+                    case protocol.TokenizeReply() | protocol.DetokenizeReply() | protocol.CallFailed() as reply:
+                        if (call := self._calls.get(reply.call)) is not None and not call.done():
+                            call.set_result(reply)
+                    case other:
+                        raise ProtocolError(f"the worker sent {type(other).__name__} while serving")
+        await self._die()
+
+    async def _die(self) -> EngineCrashedError:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), DEATH_GRACE_S)
+        self.kill()
+        await self._process.wait()
+        error = EngineCrashedError(f"the engine process died: {self._cause()}")
+        for stream in self._streams.values():
+            stream.put_nowait(error.as_event())
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(error)
+        return error
+
+    def _cause(self) -> str:
+        """Say how the process ended and what it said last."""
+        status = self._process.returncode or 0
+        with contextlib.suppress(ValueError):
+            how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        with self._log_path.open("rb") as log:
+            log.seek(max(0, self._log_path.stat().st_size - LOG_TAIL_BYTES))
+            lines = log.read().decode("utf-8", "replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it logged nothing")
+        return f"{how}; its log {self._log_path} ends with: {last}"
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def close(self) -> None:
+        """Ask the process to end, then make it."""
+        assert self._process.stdin is not None, "spawned with pipes"
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), CLOSE_GRACE_S)
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+
+
+class EngineClient:
+    """One model's engine as the service sees it: started once, alive again after a crash, until it is closed.
+
+    A worker that dies while loading is tried once more; after that the model is quarantined and every request fails
+    with ModelQuarantinedError's message. A request that a crash interrupts fails; it is not tried again.
+    """
+
+    def __init__(self, config: EngineConfig, log_path: Path, command: Sequence[str] = WORKER_COMMAND) -> None:
+        self._config = config
+        self._log_path = log_path
+        self._command = command
+        self._on_progress: Callable[[float], None] = lambda _fraction: None
+        self._live: asyncio.Task[tuple[_Process, EngineInfo]] | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def start(self, on_progress: Callable[[float], None] | None = None) -> EngineInfo:
+        """Load the model; `on_progress` is told the loaded fraction.
+
+        Raises:
+            ModelLoadError: it cannot be loaded; ModelQuarantinedError when the worker died of it twice.
+        """
+        self._on_progress = on_progress or self._on_progress
+        return await self.info()
+
+    async def info(self) -> EngineInfo:
+        """Return what the engine says about itself, after a restart if one is under way. Raises EngineError."""
+        return (await self._ready())[1]
+
+    async def pid(self) -> int:
+        """Return the worker's process id. Raises EngineError."""
+        return (await self._ready())[0].pid
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event]:
+        """Yield the request's events; the last one is Finished or Failed. Closing the iterator early cancels it."""
+        try:
+            process, _ = await self._ready()
+            async with contextlib.aclosing(process.generate(request)) as events:
+                async for event in events:
+                    yield event
+        except EngineError as error:
+            yield error.as_event()
+
+    async def cancel(self, request_id: str) -> None:
+        """End a request; its stream gets Finished with the reason cancelled. Unknown ids are ignored."""
+        process, _ = await self._ready()
+        process.post(protocol.Cancel(request_id))
+
+    async def tokenize(self, prompt: Sequence[Text | Tokens]) -> tuple[int, ...]:
+        """Return the token ids that a prompt has. Raises EngineError."""
+        process, _ = await self._ready()
+        reply = await process.call(lambda number: protocol.Tokenize(number, tuple(prompt)))
+        if isinstance(reply, protocol.TokenizeReply):
+            return reply.ids
+        raise _call_error(reply)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the visible text of token ids. Raises EngineError."""
+        process, _ = await self._ready()
+        reply = await process.call(lambda number: protocol.Detokenize(number, tuple(ids)))
+        if isinstance(reply, protocol.DetokenizeReply):
+            return reply.text
+        raise _call_error(reply)
+
+    async def close(self) -> None:
+        """End the worker; open requests fail."""
+        self._closed = True
+        if self._live is None:
+            return
+        self._live.cancel()
+        with contextlib.suppress(asyncio.CancelledError, EngineError):
+            process, _ = await self._live
+            await process.close()
+        if self._serving is not None:
+            await self._serving
+
+    async def _ready(self) -> tuple[_Process, EngineInfo]:
+        if self._closed:
+            raise EngineCrashedError("the engine was closed")
+        if self._live is None:
+            self._live = asyncio.create_task(self._load())
+        return await asyncio.shield(self._live)  # a caller that gives up must not stop the load for others
+
+    async def _load(self) -> tuple[_Process, EngineInfo]:
+        for attempt in range(1, LOAD_ATTEMPTS + 1):
+            process = await _Process.spawn(self._command, self._log_path)
+            try:
+                info = await process.handshake(self._config, self._on_progress)
+            except EngineCrashedError as error:
+                if attempt == LOAD_ATTEMPTS:
+                    path = os.fsdecode(self._config.model_path)
+                    raise ModelQuarantinedError(
+                        f"{path} is quarantined: the engine process died {attempt} times while loading it; {error}"
+                    ) from error
+                continue
+            except BaseException:
+                process.kill()
+                raise
+            self._serving = asyncio.create_task(self._serve(process))
+            return process, info
+        raise AssertionError("every attempt returns, raises or is followed by another")
+
+    async def _serve(self, process: _Process) -> None:
+        await process.serve()
+        if not self._closed:
+            self._live = asyncio.create_task(self._load())
+
+
+def _call_error(reply: FromWorker) -> EngineError:
+    if isinstance(reply, protocol.CallFailed):
+        return InvalidRequestError(reply.message)
+    return ProtocolError(f"the worker answered a call with {type(reply).__name__}")

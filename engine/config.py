@@ -1,0 +1,45 @@
+"""How to load one model, and what the loaded engine tells about itself."""
+
+import msgspec
+
+from pinyon.engine.request import SamplingParams
+
+DEFAULT_CONTEXT_TOKENS = 8192
+MAX_SEQUENCES = 64
+MAX_STATEFUL_SEQUENCES = 8
+"""For recurrent and hybrid models, which allocate a full state per sequence id."""
+CHUNK_ROWS = 64
+"""Attention takes its tiled path from 64 rows; chunks of this size give the same bits wherever a prompt is cut."""
+BATCH_ROWS = CHUNK_ROWS + MAX_SEQUENCES
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """`model_path` is a file system path in bytes, since paths need not be text.
+
+    `context_tokens` None means what the model was trained for, at most DEFAULT_CONTEXT_TOKENS.
+    """
+
+    model_path: bytes
+    threads: int
+    context_tokens: int | None = None
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """A loaded model. Strings are the texts of vocabulary entries; empty where the model has none.
+
+    `control_strings` become control tokens where special tokens are parsed; `tag_strings` are other tokens that look
+    like tags; `eog_strings` end an answer. `sampling` holds the file's own defaults over Pinyon's.
+    """
+
+    build: str
+    context_tokens: int
+    trained_context_tokens: int
+    vocab_size: int
+    bos: str
+    eos: str
+    control_strings: tuple[str, ...]
+    tag_strings: tuple[str, ...]
+    eog_strings: tuple[str, ...]
+    chat_template: str | None
+    sampling: SamplingParams
+    threads: int

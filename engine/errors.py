@@ -1,0 +1,76 @@
+"""Everything that can go wrong between a request and its last event.
+
+EngineError
+├── InvalidRequestError      a parameter is out of range, or the prompt is empty
+├── ContextOverflowError     the prompt does not fit into the context
+├── ModelLoadError           llama.cpp refused the file, or there was no memory for it
+│   └── ModelQuarantinedError   the worker died twice in a row while loading it
+├── EngineCrashedError       the worker process died
+├── NativeError              a llama.cpp call failed; the request fails, the engine goes on
+│   └── BindingError         llama-cpp-python is not the version this code is written for
+└── ProtocolError            a frame between service and worker is malformed or too large
+Every message says what happened, with the numbers, and what to do. `kind` travels in events and frames.
+"""
+
+from typing import ClassVar
+
+from pinyon.engine.events import Failed, FailureKind
+
+
+class EngineError(Exception):
+    """Base of this tree; its text is written for the user."""
+
+    kind: ClassVar[FailureKind] = FailureKind.ENGINE_ERROR
+
+    def as_event(self) -> Failed:
+        """Return the terminal event of a request that ends with this error."""
+        return Failed(self.kind, str(self), self.figures())
+
+    def figures(self) -> dict[str, int]:
+        """Return the message's numbers by name."""
+        return {}
+
+
+class InvalidRequestError(EngineError):
+    kind = FailureKind.INVALID_REQUEST
+
+
+class ContextOverflowError(EngineError):
+    """The prompt has `prompt_tokens` tokens and the context holds `context_tokens`; one must be left for the answer."""
+
+    kind = FailureKind.CONTEXT_OVERFLOW
+
+    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+        super().__init__(
+            f"the prompt has {prompt_tokens:,} tokens, the context holds {context_tokens:,} and needs at least one "
+            "for the answer: shorten the prompt or load the model with a larger context"
+        )
+        self.prompt_tokens = prompt_tokens
+        self.context_tokens = context_tokens
+
+    def figures(self) -> dict[str, int]:
+        return {"prompt_tokens": self.prompt_tokens, "context_tokens": self.context_tokens}
+
+
+class ModelLoadError(EngineError):
+    kind = FailureKind.LOAD_FAILED
+
+
+class ModelQuarantinedError(ModelLoadError):
+    pass
+
+
+class EngineCrashedError(EngineError):
+    kind = FailureKind.ENGINE_CRASH
+
+
+class NativeError(EngineError):
+    pass
+
+
+class BindingError(NativeError):
+    pass
+
+
+class ProtocolError(EngineError):
+    pass

@@ -1,0 +1,91 @@
+"""What comes out of the engine: any number of Progress and Chunk events, then exactly one Finished or Failed."""
+
+from enum import StrEnum
+from typing import TypeAlias
+
+import msgspec
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended. STOP covers end-of-generation tokens and stop strings."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+class FailureKind(StrEnum):
+    INVALID_REQUEST = "invalid_request"
+    CONTEXT_OVERFLOW = "context_length_exceeded"
+    LOAD_FAILED = "load_failed"
+    ENGINE_CRASH = "engine_crash"
+    ENGINE_ERROR = "engine_error"
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """Natural log of a token's probability; `raw` is the token's bytes, which may be part of a character."""
+
+    token: int
+    logprob: float
+    raw: bytes
+
+
+class PositionLogprobs(msgspec.Struct, frozen=True):
+    """One output position: the chosen token, and the likeliest ones in falling order."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Counts of tokens. The end-of-generation token, never shown, is not counted."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """Seconds: waiting for admission, from admission to the first token, from the first token to the last."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """How much of the prompt is computed, in tokens."""
+
+    done: int
+    total: int
+
+
+class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
+    """New visible text of one choice, and its tokens since the last chunk.
+
+    Text lags behind tokens while a character is incomplete or a stop string may be forming.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[PositionLogprobs, ...] = ()
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished"):
+    """The answer is complete. `reasons` has one entry a choice; `seed` is the one that was used, given or drawn."""
+
+    reasons: tuple[FinishReason, ...]
+    usage: Usage
+    timings: Timings
+    seed: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The request ends here; `message` is for the user, `data` holds the message's figures by name."""
+
+    kind: FailureKind
+    message: str
+    data: dict[str, int] = {}
+
+
+Event: TypeAlias = Progress | Chunk | Finished | Failed

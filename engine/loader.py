@@ -1,0 +1,115 @@
+"""Puts an engine together: model, context, vocabulary, scheduler, and the facts that others need about it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from pinyon.engine.config import (
+    BATCH_ROWS,
+    CHUNK_ROWS,
+    DEFAULT_CONTEXT_TOKENS,
+    MAX_SEQUENCES,
+    MAX_STATEFUL_SEQUENCES,
+    EngineConfig,
+    EngineInfo,
+)
+from pinyon.engine.engine import Engine
+from pinyon.engine.errors import InvalidRequestError, ModelLoadError
+from pinyon.engine.native import Context, Model, NativeLog, check_binding
+from pinyon.engine.request import SamplingParams
+from pinyon.engine.runner import Runner
+from pinyon.engine.scheduler import Scheduler
+from pinyon.engine.vocab import Vocab
+
+
+class LoadedEngine(NamedTuple):
+    engine: Engine
+    vocab: Vocab
+    context: Context
+    model: Model
+    info: EngineInfo
+
+    def close(self) -> None:
+        """Free native memory, the context before its model."""
+        self.context.close()
+        self.model.close()
+
+
+def load_engine(
+    config: EngineConfig, path: Path, log: NativeLog, on_progress: Callable[[float], bool] = lambda _fraction: True
+) -> LoadedEngine:
+    """Load a model and make its engine.
+
+    Raises:
+        BindingError: llama-cpp-python does not fit.
+        ModelLoadError: the file or the asked context cannot be used; the message says why.
+    """
+    build = check_binding()
+    model = Model(path, log, on_progress)
+    if not model.generates_text:
+        raise ModelLoadError(
+            f"cannot use {path}: it is an embedding, encoder-decoder or diffusion model, not a text generator"
+        )
+    context_tokens = _context_tokens(config, model)
+    sequences = MAX_STATEFUL_SEQUENCES if model.keeps_state_per_sequence else MAX_SEQUENCES
+    context = Context(
+        model, log, cells=context_tokens, max_sequences=sequences, batch_rows=BATCH_ROWS, threads=config.threads
+    )
+    vocab = Vocab(model.vocabulary)
+    scheduler = Scheduler(
+        cells=context_tokens, sequence_ids=sequences, chunk_rows=CHUNK_ROWS, free_cells_of=context.remove_sequence
+    )
+    engine = Engine(vocab, Runner(context, BATCH_ROWS), scheduler, context_tokens)
+    info = EngineInfo(
+        build=build,
+        context_tokens=context_tokens,
+        trained_context_tokens=model.trained_context,
+        vocab_size=vocab.size,
+        bos=vocab.token_text(model.vocabulary.bos),
+        eos=vocab.token_text(model.vocabulary.eos),
+        control_strings=vocab.control_strings,
+        tag_strings=vocab.tag_strings,
+        eog_strings=vocab.eog_strings,
+        chat_template=model.chat_template(),
+        sampling=_sampling_defaults(model),
+        threads=config.threads,
+    )
+    return LoadedEngine(engine, vocab, context, model, info)
+
+
+def _context_tokens(config: EngineConfig, model: Model) -> int:
+    trained = model.trained_context
+    asked = config.context_tokens
+    if asked is None:
+        return min(trained, DEFAULT_CONTEXT_TOKENS)
+    if not 1 < asked <= trained:
+        raise ModelLoadError(
+            f"a context of {asked:,} tokens was asked for; this model was trained for up to {trained:,}: ask for at most that"
+        )
+    return asked
+
+
+_SAMPLING_METADATA = {
+    "temperature": ("general.sampling.temp", float),
+    "top_k": ("general.sampling.top_k", int),
+    "top_p": ("general.sampling.top_p", float),
+    "min_p": ("general.sampling.min_p", float),
+    "repeat_penalty": ("general.sampling.penalty_repeat", float),
+    "repeat_last_n": ("general.sampling.penalty_last_n", int),
+}
+
+
+def _sampling_defaults(model: Model) -> SamplingParams:
+    """Return Pinyon's defaults with what the file itself recommends; a recommendation out of range is not followed."""
+    params = SamplingParams()
+    for field, (key, kind) in _SAMPLING_METADATA.items():
+        value = model.metadata(key)
+        if value is None:
+            continue
+        try:
+            params = msgspec.structs.replace(params, **{field: kind(value)}).checked(model.vocabulary.size)
+        except (ValueError, InvalidRequestError):
+            continue
+    return params

@@ -1,0 +1,371 @@
+"""The only importer of llama_cpp: typed handles over llama.cpp's C API, freed in order, errors with the native log's words.
+
+Ownership: a Context keeps its Model alive and is freed before it; a SamplerChain owns the samplers added to it. Handles
+belong to the engine thread, except Vocabulary, which only reads immutable data and serves any thread.
+"""
+
+import ctypes
+import inspect
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, TextIO, TypeAlias
+
+import numpy as np
+from llama_cpp import llama_cpp as lib
+from numpy.typing import NDArray
+
+from pinyon.engine.errors import BindingError, ModelLoadError, NativeError
+
+PINNED_VERSION: Final = "0.3.36"
+
+Logits: TypeAlias = NDArray[np.float32]
+"""Shape (rows, vocabulary), or (vocabulary,) for one row. A view of native memory, valid until the next decode."""
+
+
+def check_binding() -> str:
+    """Check that the installed llama-cpp-python is the one this file is written for; return the native build's name.
+
+    Raises:
+        BindingError: the version differs, or a symbol that this file uses is missing.
+    """
+    used = set(re.findall(r"\blib\.(\w+)", inspect.getsource(sys.modules[__name__])))
+    missing = sorted(name for name in used if not hasattr(lib, name))
+    found = version("llama-cpp-python")
+    if missing or found != PINNED_VERSION:
+        detail = f", without {', '.join(missing)}" if missing else ""
+        raise BindingError(
+            f"Pinyon is written for llama-cpp-python {PINNED_VERSION} and found {found}{detail}: "
+            f"run `pip install llama-cpp-python=={PINNED_VERSION}`"
+        )
+    return f"llama-cpp-python {found}, llama.cpp {lib.llama_version().decode()}"
+
+
+class NativeLog:
+    """Sends llama.cpp's log to a stream and remembers its last warnings and errors. Create it before any model."""
+
+    _WARNING, _ERROR, _CONTINUED = 3, 4, 5
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._recent: deque[str] = deque(maxlen=20)
+        self._level = 0
+        self._callback = lib.llama_log_callback(self._write)  # native code holds no reference: keep it alive here
+        lib.llama_log_set(self._callback, None)
+
+    def _write(self, level: int, text: bytes, _user_data: object) -> None:
+        line = text.decode("utf-8", "replace")
+        if level != self._CONTINUED:
+            self._level = level
+        if self._level >= self._WARNING and line.strip():
+            self._recent.append(line.strip())
+        self._stream.write(line)
+
+    def reason(self) -> str:
+        """Return the last complaints in one line, without the names of C functions, and forget them."""
+        lines = [re.sub(r"^\w+: ", "", line) for line in self._recent]
+        self._recent.clear()
+        return "; ".join(dict.fromkeys(lines)) or "llama.cpp gave no reason"
+
+
+class Model:
+    """Loaded weights and vocabulary.
+
+    `on_progress` is called with 0..1 while loading; when it returns False the load stops with ModelLoadError.
+    """
+
+    def __init__(self, path: Path, log: NativeLog, on_progress: Callable[[float], bool]) -> None:
+        params = lib.llama_model_default_params()
+        params.progress_callback = lib.llama_progress_callback(lambda progress, _user_data: on_progress(progress))
+        lib.llama_backend_init()
+        self._handle = lib.llama_model_load_from_file(str(path).encode("utf-8", "surrogateescape"), params)
+        if not self._handle:
+            raise ModelLoadError(f"cannot load {path}: {log.reason()}")
+        self.vocabulary = Vocabulary(self)
+
+    @property
+    def handle(self) -> int:
+        if not self._handle:
+            raise NativeError("the model was closed")
+        return int(self._handle)
+
+    @property
+    def trained_context(self) -> int:
+        return int(lib.llama_model_n_ctx_train(self.handle))
+
+    @property
+    def generates_text(self) -> bool:
+        """False for embedding models, encoder-decoder models and diffusion models."""
+        return (
+            lib.llama_model_has_decoder(self.handle)
+            and not lib.llama_model_has_encoder(self.handle)
+            and not lib.llama_model_is_diffusion(self.handle)
+        )
+
+    @property
+    def keeps_state_per_sequence(self) -> bool:
+        """Recurrent and hybrid models allocate a full state for every sequence id."""
+        return bool(lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle))
+
+    def metadata(self, key: str) -> str | None:
+        """Return a metadata value as llama.cpp prints it, or None; at most 255 bytes."""
+        buffer = ctypes.create_string_buffer(256)
+        if lib.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer)) < 0:
+            return None
+        return buffer.value.decode("utf-8", "replace")
+
+    def chat_template(self) -> str | None:
+        """Return the source of the file's default chat template."""
+        template = lib.llama_model_chat_template(self.handle, None)
+        return template.decode("utf-8", "replace") if template else None
+
+    def close(self) -> None:
+        if self._handle:
+            lib.llama_model_free(self._handle)
+            self._handle = None
+
+
+class Vocabulary:
+    """Token ids, their bytes and attributes. Reads only: callable from any thread while the model lives."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._handle = lib.llama_model_get_vocab(model.handle)
+        self.size = int(lib.llama_vocab_n_tokens(self._handle))
+        self.adds_bos = bool(lib.llama_vocab_get_add_bos(self._handle))
+        self.bos = self._optional(lib.llama_vocab_bos(self._handle))
+        self.eos = self._optional(lib.llama_vocab_eos(self._handle))
+
+    @staticmethod
+    def _optional(token: int) -> int | None:
+        return token if token >= 0 else None
+
+    def is_eog(self, token: int) -> bool:
+        """Whether the token ends generation: end of sequence, of turn, of message, whatever the model calls it."""
+        return bool(lib.llama_vocab_is_eog(self._handle, token))
+
+    def control_tokens(self) -> list[int]:
+        """Return ids that parsing special tokens gives and plain text does not."""
+        return self._with_attribute(lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN)
+
+    def user_defined_tokens(self) -> list[int]:
+        """Return ids whose text is matched before any merging, also in plain text."""
+        return self._with_attribute(lib.LLAMA_TOKEN_ATTR_USER_DEFINED)
+
+    def _with_attribute(self, mask: int) -> list[int]:
+        attribute, handle = lib.llama_vocab_get_attr, self._handle
+        return [token for token in range(self.size) if attribute(handle, token) & mask]
+
+    def text(self, token: int) -> bytes:
+        """Return the token's text as it stands in the file."""
+        return bytes(lib.llama_vocab_get_text(self._handle, token))
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes that the token adds to visible text; none for control tokens."""
+        buffer = ctypes.create_string_buffer(64)
+        length = lib.llama_token_to_piece(self._handle, token, buffer, len(buffer), 0, False)
+        if length < 0:
+            buffer = ctypes.create_string_buffer(-length)
+            length = lib.llama_token_to_piece(self._handle, token, buffer, len(buffer), 0, False)
+        return buffer.raw[:length]
+
+    def tokenize(self, text: bytes, *, parse_special: bool) -> list[int]:
+        """Return the token ids of UTF-8 text, without adding BOS or EOS.
+
+        Raises:
+            NativeError: the text is too long for a 32-bit token count.
+        """
+        room = len(text) + 16
+        while True:
+            tokens = (lib.llama_token * room)()
+            count = lib.llama_tokenize(self._handle, text, len(text), tokens, room, False, parse_special)
+            if count >= 0:
+                return tokens[:count]
+            if -count <= room:
+                raise NativeError(f"a text of {len(text):,} bytes cannot be tokenised")
+            room = -count
+
+
+class RowBuffer:
+    """Rows for one decode, in memory that numpy owns: (token, position, sequence id, wants logits) per row."""
+
+    def __init__(self, capacity: int) -> None:
+        self.tokens = np.zeros(capacity, np.int32)
+        self.positions = np.zeros(capacity, np.int32)
+        self.sequence_ids = np.zeros(capacity, np.int32)
+        self.wants_logits = np.zeros(capacity, np.int8)
+        self._ids_per_row = np.ones(capacity, np.int32)
+        first, stride = self.sequence_ids.ctypes.data, self.sequence_ids.itemsize
+        self._id_pointers = np.arange(first, first + capacity * stride, stride, dtype=np.uintp)
+        self.native = lib.llama_batch()
+        for name, array in (
+            ("token", self.tokens),
+            ("pos", self.positions),
+            ("n_seq_id", self._ids_per_row),
+            ("seq_id", self._id_pointers),
+            ("logits", self.wants_logits),
+        ):
+            # A pointer field is an address: it is set in place, since its ctypes type differs from field to field.
+            offset = getattr(lib.llama_batch, name).offset
+            ctypes.c_void_p.from_buffer(self.native, offset).value = array.ctypes.data
+
+    @property
+    def capacity(self) -> int:
+        return len(self.tokens)
+
+
+class Context:
+    """KV cells and compute buffers of one model.
+
+    `cells` is the room for tokens of all sequences together; a batch holds up to `batch_rows` rows, of which
+    `max_sequences` may want logits.
+    """
+
+    def __init__(
+        self, model: Model, log: NativeLog, *, cells: int, max_sequences: int, batch_rows: int, threads: int
+    ) -> None:
+        params = lib.llama_context_default_params()
+        params.n_ctx = cells
+        params.n_batch = params.n_ubatch = batch_rows
+        params.n_seq_max = params.n_outputs_max = max_sequences
+        params.n_threads = params.n_threads_batch = threads
+        params.kv_unified = True
+        self._model = model
+        self._vocabulary_size = model.vocabulary.size
+        self._handle = lib.llama_init_from_model(model.handle, params)
+        if not self._handle:
+            raise ModelLoadError(f"cannot make a context of {cells:,} tokens: {log.reason()}")
+        self._memory = lib.llama_get_memory(self._handle)
+        self._log = log
+
+    def decode(self, buffer: RowBuffer, rows: int) -> None:
+        """Compute the first `rows` rows of the buffer.
+
+        Raises:
+            NativeError: llama.cpp refused the rows; the sequences in them must be given up.
+        """
+        buffer.native.n_tokens = rows
+        status = lib.llama_decode(self._handle, buffer.native)
+        if status != 0:
+            raise NativeError(f"llama_decode returned {status} for {rows} rows: {self._log.reason()}")
+
+    def logits(self, outputs: int) -> Logits:
+        """Return the logits of the last decode's rows that wanted them, in batch order."""
+        pointer = lib.llama_get_logits(self._handle)
+        if not pointer:
+            raise NativeError(f"llama.cpp has no logits for {outputs} rows: {self._log.reason()}")
+        return np.ctypeslib.as_array(pointer, (outputs, self._vocabulary_size))
+
+    def remove_sequence(self, sequence_id: int) -> None:
+        """Free the cells of a sequence."""
+        lib.llama_memory_seq_rm(self._memory, sequence_id, -1, -1)
+
+    def state_bytes(self) -> int:
+        """Return the size of all live state; it grows with every used cell."""
+        return int(lib.llama_state_get_size(self._handle))
+
+    def close(self) -> None:
+        if self._handle:
+            lib.llama_free(self._handle)
+            self._handle = None
+
+
+CANDIDATE: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+"""Memory layout of llama_token_data."""
+
+
+class Candidates:
+    """The array that samplers work on, one entry a token of the vocabulary; filled anew for every row."""
+
+    def __init__(self, vocabulary_size: int) -> None:
+        self._entries = np.zeros(vocabulary_size, CANDIDATE)
+        self._all_ids = np.arange(vocabulary_size, dtype=np.int32)
+        self._array = lib.llama_token_data_array()
+        offset = getattr(lib.llama_token_data_array, "data").offset  # noqa: B009  the class attribute is a descriptor
+        self._data = ctypes.c_void_p.from_buffer(self._array, offset)
+        self._address = self._entries.ctypes.data
+        self.reference = ctypes.byref(self._array)
+
+    def fill(self, logits: Logits) -> None:
+        self._entries["id"] = self._all_ids
+        self._entries["logit"] = logits
+        self._data.value = self._address  # samplers may have moved it
+        self._array.size = len(self._entries)
+        self._array.selected = -1
+        self._array.sorted = False
+
+    def selected(self) -> int:
+        """Return the token that the last sampler of a chain chose.
+
+        Raises:
+            NativeError: no sampler chose one.
+        """
+        if self._array.selected < 0:
+            raise NativeError("the sampler chain chose no token")
+        return int(self._array.data[self._array.selected].id)
+
+
+class SamplerChain:
+    """Samplers applied in the order in which they were added; owns them."""
+
+    def __init__(self) -> None:
+        self._handle = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+
+    def _add(self, sampler: int) -> int:
+        lib.llama_sampler_chain_add(self._handle, sampler)
+        return sampler
+
+    def add_logit_bias(self, vocabulary_size: int, biases: Sequence[tuple[int, float]]) -> None:
+        array = (lib.llama_logit_bias * len(biases))(*(lib.llama_logit_bias(*bias) for bias in biases))
+        self._add(lib.llama_sampler_init_logit_bias(vocabulary_size, len(biases), array))
+
+    def add_penalties(
+        self,
+        vocabulary_size: int,
+        last_n: int,
+        *,
+        repeat: float = 1.0,
+        frequency: float = 0.0,
+        presence: float = 0.0,
+        history: Sequence[int] = (),
+    ) -> None:
+        """Penalise the last `last_n` tokens: those of `history` and those accepted later."""
+        sampler = self._add(lib.llama_sampler_init_penalties(vocabulary_size, last_n, repeat, frequency, presence))
+        for token in history:
+            lib.llama_sampler_accept(sampler, token)
+
+    def add_top_k(self, k: int) -> None:
+        self._add(lib.llama_sampler_init_top_k(k))
+
+    def add_typical(self, p: float) -> None:
+        self._add(lib.llama_sampler_init_typical(p, 1))
+
+    def add_top_p(self, p: float) -> None:
+        self._add(lib.llama_sampler_init_top_p(p, 1))
+
+    def add_min_p(self, p: float) -> None:
+        self._add(lib.llama_sampler_init_min_p(p, 1))
+
+    def add_temperature(self, temperature: float) -> None:
+        self._add(lib.llama_sampler_init_temp(temperature))
+
+    def add_greedy(self) -> None:
+        self._add(lib.llama_sampler_init_greedy())
+
+    def add_draw(self, seed: int) -> None:
+        self._add(lib.llama_sampler_init_dist(seed))
+
+    def choose(self, candidates: Candidates) -> int:
+        """Apply the chain to filled candidates, tell it the chosen token, and return that token."""
+        lib.llama_sampler_apply(self._handle, candidates.reference)
+        token = candidates.selected()
+        lib.llama_sampler_accept(self._handle, token)
+        return token
+
+    def close(self) -> None:
+        if self._handle:
+            lib.llama_sampler_free(self._handle)
+            self._handle = None

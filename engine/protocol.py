@@ -1,0 +1,146 @@
+"""Frames between the service and a worker: a 4-byte little-endian length, then one msgpack message. Never pickle.
+
+The service's first frame is Start; the worker answers with Loading frames, then Ready or LoadFailed.
+"""
+
+from typing import BinaryIO, Final, TypeAlias
+
+import msgspec
+
+from pinyon.engine.config import EngineConfig, EngineInfo
+from pinyon.engine.errors import ProtocolError
+from pinyon.engine.events import Event, FailureKind
+from pinyon.engine.request import GenerateRequest, Text, Tokens
+
+VERSION: Final = 1
+HEADER_BYTES: Final = 4
+MAX_FRAME_BYTES: Final = 64 << 20
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    version: int
+    config: EngineConfig
+
+
+class Generate(msgspec.Struct, frozen=True, tag="generate"):
+    request: GenerateRequest
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    request_id: str
+
+
+class Tokenize(msgspec.Struct, frozen=True, tag="tokenize"):
+    call: int
+    prompt: tuple[Text | Tokens, ...]
+
+
+class Detokenize(msgspec.Struct, frozen=True, tag="detokenize"):
+    call: int
+    ids: tuple[int, ...]
+
+
+ToWorker: TypeAlias = Start | Generate | Cancel | Tokenize | Detokenize
+
+
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    """`fraction` of the weights is loaded, 0 to 1."""
+
+    fraction: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    version: int
+    info: EngineInfo
+
+
+class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
+    message: str
+
+
+class Events(msgspec.Struct, frozen=True, tag="events"):
+    """(request id, event) pairs of one step, in order."""
+
+    events: tuple[tuple[str, Event], ...]
+
+
+class TokenizeReply(msgspec.Struct, frozen=True, tag="tokens"):
+    call: int
+    ids: tuple[int, ...]
+
+
+class DetokenizeReply(msgspec.Struct, frozen=True, tag="text"):
+    call: int
+    text: str
+
+
+class CallFailed(msgspec.Struct, frozen=True, tag="call_failed"):
+    call: int
+    kind: FailureKind
+    message: str
+
+
+FromWorker: TypeAlias = Loading | Ready | LoadFailed | Events | TokenizeReply | DetokenizeReply | CallFailed
+
+_encoder = msgspec.msgpack.Encoder()
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+
+
+def encode_frame(message: ToWorker | FromWorker) -> bytes:
+    """Return header and payload.
+
+    Raises:
+        ProtocolError: the message is larger than a frame may be, or holds text that is not Unicode.
+    """
+    try:
+        payload = _encoder.encode(message)
+    except UnicodeEncodeError as error:
+        raise ProtocolError(f"text with a lone surrogate at {error.start} cannot be sent: it is not Unicode") from error
+    if len(payload) > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a message of {len(payload):,} bytes is over the limit of {MAX_FRAME_BYTES:,}")
+    return len(payload).to_bytes(HEADER_BYTES, "little") + payload
+
+
+def payload_bytes(header: bytes) -> int:
+    """Return the length that a frame's header claims.
+
+    Raises:
+        ProtocolError: it is over the limit.
+    """
+    size = int.from_bytes(header, "little")
+    if size > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a frame claims {size:,} bytes; the limit is {MAX_FRAME_BYTES:,}")
+    return size
+
+
+def decode_to_worker(payload: bytes) -> ToWorker:
+    """Raises ProtocolError for anything that is not a message to a worker."""
+    try:
+        return _to_worker.decode(payload)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"a frame to the worker is malformed: {error}") from error
+
+
+def decode_from_worker(payload: bytes) -> FromWorker:
+    """Raises ProtocolError for anything that is not a message from a worker."""
+    try:
+        return _from_worker.decode(payload)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"a frame from the worker is malformed: {error}") from error
+
+
+def read_payload(stream: BinaryIO) -> bytes | None:
+    """Read one frame from a blocking stream; None at its end.
+
+    Raises:
+        ProtocolError: the frame is too large, or the stream ends inside it.
+    """
+    header = stream.read(HEADER_BYTES)
+    if not header:
+        return None
+    size = payload_bytes(header)
+    payload = stream.read(size)
+    if len(header) < HEADER_BYTES or len(payload) < size:
+        raise ProtocolError(f"the stream ended inside a frame: {len(payload):,} of {size:,} bytes")
+    return payload

@@ -1,0 +1,109 @@
+"""What goes into the engine: one frozen request."""
+
+from typing import Self
+
+import msgspec
+
+from pinyon.engine.errors import InvalidRequestError
+
+SEED_LIMIT = 2**32
+"""Seeds are 32-bit in llama.cpp's samplers; its highest value means "random" there and is not used here."""
+
+MAX_STOPS = 16
+MAX_STOP_BYTES = 256
+MAX_LOGIT_BIAS = 1024
+MAX_TOP_LOGPROBS = 20
+
+
+class Text(msgspec.Struct, frozen=True, tag="text"):
+    """A run of prompt text. Only where `special` is set do control-token strings in it become control tokens."""
+
+    text: str
+    special: bool = False
+
+
+class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
+    """A run of prompt tokens, used as they are."""
+
+    ids: tuple[int, ...]
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    """How the next token is drawn. Temperature 0 is greedy; a top_k of 0 means no limit.
+
+    The repeat penalty sees the last `repeat_last_n` tokens of prompt and output; presence and frequency
+    penalties see the output only. Without a seed the engine draws one and reports it.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+
+    def checked(self, vocab_size: int) -> Self:
+        """Return self, or raise InvalidRequestError naming the first field that is out of range."""
+        # Comparisons are written so that NaN fails them.
+        _require("temperature", self.temperature, 0 <= self.temperature <= 100, "0 to 100")
+        _require("top_k", self.top_k, 0 <= self.top_k <= 2**31 - 1, "0 (no limit) or more")
+        _require("top_p", self.top_p, 0 < self.top_p <= 1, "above 0, up to 1")
+        _require("min_p", self.min_p, 0 <= self.min_p <= 1, "0 to 1")
+        _require("typical_p", self.typical_p, 0 < self.typical_p <= 1, "above 0, up to 1")
+        _require("repeat_penalty", self.repeat_penalty, 0 < self.repeat_penalty <= 100, "above 0, up to 100; 1 is off")
+        _require("repeat_last_n", self.repeat_last_n, 0 <= self.repeat_last_n <= 2**20, "0 to 1,048,576")
+        _require("presence_penalty", self.presence_penalty, -2 <= self.presence_penalty <= 2, "-2 to 2")
+        _require("frequency_penalty", self.frequency_penalty, -2 <= self.frequency_penalty <= 2, "-2 to 2")
+        _require("seed", self.seed, self.seed is None or 0 <= self.seed < SEED_LIMIT - 1, f"0 to {SEED_LIMIT - 2}")
+        _require(
+            "logit_bias", len(self.logit_bias), len(self.logit_bias) <= MAX_LOGIT_BIAS, f"{MAX_LOGIT_BIAS} entries"
+        )
+        for token, bias in self.logit_bias:
+            _require("logit_bias", token, 0 <= token < vocab_size, f"token ids from 0 to {vocab_size - 1}")
+            _require("logit_bias", bias, -100 <= bias <= 100, "biases from -100 to 100")
+        return self
+
+
+class GenerateRequest(msgspec.Struct, frozen=True):
+    """One answer to generate.
+
+    `max_tokens` None means until the context ends. `logprobs` None means none; k means the chosen token's and those of
+    the k likeliest tokens, from the model's own distribution before any sampling parameter.
+    """
+
+    id: str
+    prompt: tuple[Text | Tokens, ...]
+    sampling: SamplingParams = SamplingParams()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+
+    def checked(self, vocab_size: int) -> Self:
+        """Return self, or raise InvalidRequestError naming the first field that is out of range."""
+        self.sampling.checked(vocab_size)
+        _require("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "1 or more")
+        _require("stop", len(self.stop), len(self.stop) <= MAX_STOPS, f"at most {MAX_STOPS} strings")
+        for stop in self.stop:
+            size = len(stop.encode("utf-8", "surrogatepass"))
+            _require("stop", stop, 0 < size <= MAX_STOP_BYTES, f"strings of 1 to {MAX_STOP_BYTES} bytes")
+        _require(
+            "logprobs",
+            self.logprobs,
+            self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS,
+            f"0 to {MAX_TOP_LOGPROBS}",
+        )
+        for piece in self.prompt:
+            if isinstance(piece, Tokens):
+                for token in piece.ids:
+                    _require("prompt", token, 0 <= token < vocab_size, f"token ids from 0 to {vocab_size - 1}")
+        return self
+
+
+def _require(field: str, value: object, ok: bool, allowed: str) -> None:
+    if not ok:
+        raise InvalidRequestError(f"{field} is {value!r}; allowed: {allowed}")

@@ -1,0 +1,39 @@
+"""Runs a batch on llama.cpp: rows into native memory, one decode, logits out."""
+
+from pinyon.engine.batch import Batch
+from pinyon.engine.native import Context, Logits, RowBuffer
+
+
+class Runner:
+    def __init__(self, context: Context, batch_rows: int) -> None:
+        self._context = context
+        self._buffer = RowBuffer(batch_rows)
+
+    def run(self, batch: Batch) -> Logits:
+        """Compute the batch; return logits of shape (slices that want them, vocabulary), in slice order.
+
+        Raises:
+            NativeError: the decode failed; no sequence of the batch can go on.
+        """
+        tokens: list[int] = []
+        positions: list[int] = []
+        sequence_ids: list[int] = []
+        outputs: list[int] = []
+        for piece in batch.slices:
+            sequence, start = piece.sequence, piece.sequence.computed
+            end = start + piece.rows
+            tokens += sequence.tokens[start:end]
+            positions += range(start, end)
+            assert sequence.sequence_id is not None, "only admitted sequences are scheduled"
+            sequence_ids += [sequence.sequence_id] * piece.rows
+            if piece.wants_logits:
+                outputs.append(len(tokens) - 1)
+        rows = len(tokens)
+        buffer = self._buffer
+        buffer.tokens[:rows] = tokens
+        buffer.positions[:rows] = positions
+        buffer.sequence_ids[:rows] = sequence_ids
+        buffer.wants_logits[:rows] = 0
+        buffer.wants_logits[outputs] = 1
+        self._context.decode(buffer, rows)
+        return self._context.logits(len(outputs))

@@ -1,0 +1,95 @@
+"""Text to tokens and back. What is text and what is control is decided here, and nowhere else."""
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Protocol
+
+from pinyon.engine.request import Text, Tokens
+
+
+class TokenTable(Protocol):
+    """What a vocabulary must offer; native.Vocabulary does, and small fakes in tests do."""
+
+    size: int
+    adds_bos: bool
+    bos: int | None
+
+    def is_eog(self, token: int) -> bool: ...
+    def control_tokens(self) -> list[int]: ...
+    def user_defined_tokens(self) -> list[int]: ...
+    def text(self, token: int) -> bytes: ...
+    def piece(self, token: int) -> bytes: ...
+    def tokenize(self, text: bytes, *, parse_special: bool) -> list[int]: ...
+
+
+_TAG = re.compile(r"[<\[]\S+[>\]]")
+
+
+class Vocab:
+    """One model's vocabulary. Encoding may run in any thread."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+        self._bytes: dict[int, bytes] = {}
+
+    @property
+    def size(self) -> int:
+        return self._table.size
+
+    @cached_property
+    def control_strings(self) -> tuple[str, ...]:
+        """Texts that parsing special tokens turns into control tokens."""
+        return self._texts(self._table.control_tokens())
+
+    @cached_property
+    def tag_strings(self) -> tuple[str, ...]:
+        """Texts of user-defined tokens that look like tags: a template may give such a tag a meaning."""
+        return tuple(text for text in self._texts(self._table.user_defined_tokens()) if _TAG.fullmatch(text))
+
+    @cached_property
+    def eog_strings(self) -> tuple[str, ...]:
+        """Texts of the tokens that end generation."""
+        return self._texts(token for token in self._table.control_tokens() if self._table.is_eog(token))
+
+    def _texts(self, tokens: Iterable[int]) -> tuple[str, ...]:
+        texts = (self._table.text(token).decode("utf-8", "replace") for token in tokens)
+        return tuple(sorted({text for text in texts if text}))
+
+    def token_text(self, token: int | None) -> str:
+        """Return a token's own text, also a control token's; empty for None."""
+        return "" if token is None else self._table.text(token).decode("utf-8", "replace")
+
+    def is_eog(self, token: int) -> bool:
+        return self._table.is_eog(token)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token adds to visible text; none for control tokens."""
+        known = self._bytes.get(token)
+        if known is None:
+            known = self._bytes[token] = self._table.piece(token)
+        return known
+
+    def encode(self, prompt: Sequence[Text | Tokens]) -> list[int]:
+        """Return the prompt's tokens, beginning with exactly one BOS where the model wants one."""
+        tokens: list[int] = []
+        for piece in prompt:
+            tokens += piece.ids if isinstance(piece, Tokens) else self._encode_text(piece)
+        bos = self._table.bos
+        if self._table.adds_bos and bos is not None and tokens[:1] != [bos]:
+            tokens.insert(0, bos)
+        return tokens
+
+    def _encode_text(self, piece: Text) -> list[int]:
+        if piece.special or piece.text not in self.tag_strings:
+            return self._tokenize(piece.text, parse_special=piece.special)
+        # User-defined tokens are matched in plain text as well; cut in two, the tag stays text.
+        head, tail = piece.text[:1], piece.text[1:]
+        return self._tokenize(head, parse_special=False) + self._tokenize(tail, parse_special=False)
+
+    def _tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        return self._table.tokenize(text.encode("utf-8", "replace"), parse_special=parse_special) if text else []
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the visible text of tokens; bytes that are not UTF-8 become U+FFFD."""
+        return b"".join(self.token_bytes(token) for token in tokens).decode("utf-8", "replace")

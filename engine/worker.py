@@ -1,0 +1,216 @@
+"""The child process that runs one model: the only process with native code. Started by `client`, ended by EOF on stdin.
+
+Four threads, joined by queues, so that none waits for another's work:
+  main    reads frames
+  text    checks and tokenises prompts (a long one must not stall the step loop)
+  engine  loads and owns the model; takes commands between steps
+  writer  encodes and writes frames while the engine computes
+The text and engine threads have large stacks: some tokenizers recurse once per character.
+"""
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import BinaryIO, Final, TypeAlias
+
+if sys.platform != "win32":
+    import resource
+
+from pinyon.engine import protocol
+from pinyon.engine.config import EngineConfig
+from pinyon.engine.engine import Emitted, Engine
+from pinyon.engine.errors import EngineError, ProtocolError
+from pinyon.engine.loader import LoadedEngine, load_engine
+from pinyon.engine.native import NativeLog
+from pinyon.engine.protocol import Cancel, Detokenize, FromWorker, Generate, Tokenize
+from pinyon.engine.request import GenerateRequest
+from pinyon.engine.vocab import Vocab
+
+NATIVE_STACK_BYTES: Final = 256 << 20
+PROGRESS_STEP: Final = 0.02
+
+Prepared: TypeAlias = tuple[GenerateRequest, list[int] | EngineError]
+"""A request with its prompt's tokens, or with what is wrong with it."""
+
+
+class Worker:
+    """One model's engine behind queues. `send` may be called from any thread."""
+
+    def __init__(self, config: EngineConfig, send: Callable[[FromWorker], None]) -> None:
+        self._config = config
+        self._send = send
+        self._texts: SimpleQueue[Generate | Tokenize | Detokenize] = SimpleQueue()
+        self._commands: SimpleQueue[Prepared | Cancel] = SimpleQueue()
+        # Requests between main and engine thread; a cancel that overtakes its request waits for it.
+        self._preparing: set[str] = set()
+        self._cancelled_early: set[str] = set()
+
+    def receive(self, message: protocol.ToWorker) -> None:
+        """Hand a message to the thread whose work it is. Called by the main thread."""
+        match message:
+            case Generate():
+                self._preparing.add(message.request.id)
+                self._texts.put(message)
+            case Tokenize() | Detokenize():
+                self._texts.put(message)
+            case Cancel():
+                self._commands.put(message)
+            case _:
+                raise ProtocolError("the worker was started twice")
+
+    def run(self) -> None:
+        """Body of the engine thread: load, then commands, a step, its events, and again."""
+        loaded = self._load()
+        if loaded is None:
+            return
+        start_thread("text", lambda: self._run_texts(loaded.engine, loaded.vocab))
+        self._send(protocol.Ready(protocol.VERSION, loaded.info))
+        gc.freeze()  # what loading made lives as long as the process: later collections need not walk it
+        engine = loaded.engine
+        while True:
+            self._take_commands(engine)
+            if engine.busy:
+                self._send_events(engine.step())
+
+    def _load(self) -> LoadedEngine | None:
+        path = Path(os.fsdecode(self._config.model_path))
+        try:
+            return load_engine(self._config, path, NativeLog(sys.stderr), self._report_progress())
+        except EngineError as error:
+            self._send(protocol.LoadFailed(str(error)))
+            return None
+
+    def _report_progress(self) -> Callable[[float], bool]:
+        reported = 0.0
+
+        def report(fraction: float) -> bool:
+            nonlocal reported
+            if fraction >= reported + PROGRESS_STEP:
+                reported = fraction
+                self._send(protocol.Loading(fraction))
+            return True
+
+        return report
+
+    def _run_texts(self, engine: Engine, vocab: Vocab) -> None:
+        while True:
+            message = self._texts.get()
+            if isinstance(message, Generate):
+                self._commands.put(_prepare(engine, message.request))
+            else:
+                self._send(_answer(vocab, message))
+
+    def _take_commands(self, engine: Engine) -> None:
+        """Take what is there; when there is nothing to compute, wait for it."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._send_events(self._obey(engine, self._commands.get(block=not engine.busy)))
+
+    def _obey(self, engine: Engine, command: Prepared | Cancel) -> list[Emitted]:
+        if isinstance(command, Cancel):
+            if command.request_id in self._preparing:
+                self._cancelled_early.add(command.request_id)
+                return []
+            return engine.cancel(command.request_id)
+        request, prompt = command
+        self._preparing.discard(request.id)
+        cancelled = request.id in self._cancelled_early
+        self._cancelled_early.discard(request.id)
+        if isinstance(prompt, EngineError):
+            return [(request.id, prompt.as_event())]
+        emitted = engine.submit(request, prompt)
+        return emitted + engine.cancel(request.id) if cancelled else emitted
+
+    def _send_events(self, events: list[Emitted]) -> None:
+        if events:
+            self._send(protocol.Events(tuple(events)))
+
+
+def _prepare(engine: Engine, request: GenerateRequest) -> Prepared:
+    try:
+        return request, engine.prepare(request)
+    except EngineError as error:
+        return request, error
+
+
+def _answer(vocab: Vocab, message: Tokenize | Detokenize) -> FromWorker:
+    try:
+        if isinstance(message, Tokenize):
+            return protocol.TokenizeReply(message.call, tuple(vocab.encode(message.prompt)))
+        return protocol.DetokenizeReply(message.call, vocab.decode(message.ids))
+    except EngineError as error:
+        return protocol.CallFailed(message.call, error.kind, str(error))
+
+
+def start_thread(name: str, body: Callable[[], None]) -> None:
+    """Start a thread with a large stack; if its body fails, the process ends, so that the service notices."""
+
+    def guarded() -> None:
+        try:
+            body()
+        except BaseException:  # noqa: BLE001  whatever it was: a worker without one of its threads is dead
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+    threading.stack_size(NATIVE_STACK_BYTES)
+    threading.Thread(target=guarded, name=name, daemon=True).start()
+
+
+def _write_frames(outbox: SimpleQueue[FromWorker], stream: BinaryIO) -> None:
+    while True:
+        stream.write(protocol.encode_frame(outbox.get()))
+
+
+def _take_over_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Keep the pipes for frames alone: whatever native code prints goes where stderr goes, to the log file."""
+    frames_in = os.fdopen(os.dup(0), "rb")
+    frames_out = os.fdopen(os.dup(1), "wb", buffering=0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return frames_in, frames_out
+
+
+def _guard_process() -> None:
+    """Die with the service, leave no core dump with people's prompts in it."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if sys.platform != "win32":
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _read_start(frames_in: BinaryIO) -> EngineConfig:
+    payload = protocol.read_payload(frames_in)
+    if payload is None:
+        os._exit(0)
+    start = protocol.decode_to_worker(payload)
+    if not isinstance(start, protocol.Start) or start.version != protocol.VERSION:
+        raise ProtocolError(f"the first frame must be Start of version {protocol.VERSION}")
+    return start.config
+
+
+def main() -> None:
+    frames_in, frames_out = _take_over_pipes()
+    _guard_process()
+    outbox: SimpleQueue[FromWorker] = SimpleQueue()
+    start_thread("writer", lambda: _write_frames(outbox, frames_out))
+    worker = Worker(_read_start(frames_in), outbox.put)
+    start_thread("engine", worker.run)
+    while (payload := protocol.read_payload(frames_in)) is not None:
+        worker.receive(protocol.decode_to_worker(payload))
+    os._exit(0)  # the service has gone; native threads are not waited for
+
+
+if __name__ == "__main__":
+    main()
