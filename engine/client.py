@@ -13,6 +13,7 @@ from typing import BinaryIO, Final, Self
 from pinyon.engine import protocol
 from pinyon.engine.config import EngineConfig, EngineInfo
 from pinyon.engine.errors import (
+    DoesNotFitError,
     EngineCrashedError,
     EngineError,
     InvalidRequestError,
@@ -105,8 +106,8 @@ class _Process:
                         on_progress(fraction)
                     case protocol.Ready(version, info) if version == protocol.VERSION:
                         return info
-                    case protocol.LoadFailed(message):
-                        raise ModelLoadError(message)
+                    case protocol.LoadFailed(kind, message):
+                        raise DoesNotFitError(message) if kind is DoesNotFitError.kind else ModelLoadError(message)
                     case other:
                         raise ProtocolError(f"the worker answered its start with {type(other).__name__}")
         except (asyncio.IncompleteReadError, ConnectionError) as error:

@@ -3,7 +3,8 @@
 EngineError
 ├── InvalidRequestError      a parameter is out of range, or the prompt is empty
 ├── ContextOverflowError     the prompt does not fit into the context
-├── ModelLoadError           llama.cpp refused the file, or there was no memory for it
+├── ModelLoadError           llama.cpp refused the file
+│   ├── DoesNotFitError         the asked context is more than the model or the memory has room for
 │   └── ModelQuarantinedError   the worker died twice in a row while loading it
 ├── EngineCrashedError       the worker process died
 ├── NativeError              a llama.cpp call failed; the request fails, the engine goes on
@@ -54,6 +55,10 @@ class ContextOverflowError(EngineError):
 
 class ModelLoadError(EngineError):
     kind = FailureKind.LOAD_FAILED
+
+
+class DoesNotFitError(ModelLoadError):
+    kind = FailureKind.DOES_NOT_FIT
 
 
 class ModelQuarantinedError(ModelLoadError):

@@ -18,6 +18,7 @@ class FailureKind(StrEnum):
     INVALID_REQUEST = "invalid_request"
     CONTEXT_OVERFLOW = "context_length_exceeded"
     LOAD_FAILED = "load_failed"
+    DOES_NOT_FIT = "does_not_fit"
     ENGINE_CRASH = "engine_crash"
     ENGINE_ERROR = "engine_error"
 

@@ -16,7 +16,7 @@ from pinyon.engine.config import (
     EngineInfo,
 )
 from pinyon.engine.engine import Engine
-from pinyon.engine.errors import InvalidRequestError, ModelLoadError
+from pinyon.engine.errors import DoesNotFitError, InvalidRequestError, ModelLoadError
 from pinyon.engine.native import Context, Model, NativeLog, check_binding
 from pinyon.engine.request import SamplingParams
 from pinyon.engine.runner import Runner
@@ -85,7 +85,7 @@ def _context_tokens(config: EngineConfig, model: Model) -> int:
     if asked is None:
         return min(trained, DEFAULT_CONTEXT_TOKENS)
     if not 1 < asked <= trained:
-        raise ModelLoadError(
+        raise DoesNotFitError(
             f"a context of {asked:,} tokens was asked for; this model was trained for up to {trained:,}: ask for at most that"
         )
     return asked

@@ -18,7 +18,7 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
-from pinyon.engine.errors import BindingError, ModelLoadError, NativeError
+from pinyon.engine.errors import BindingError, DoesNotFitError, ModelLoadError, NativeError
 
 PINNED_VERSION: Final = "0.3.36"
 
@@ -237,7 +237,7 @@ class Context:
         self._vocabulary_size = model.vocabulary.size
         self._handle = lib.llama_init_from_model(model.handle, params)
         if not self._handle:
-            raise ModelLoadError(f"cannot make a context of {cells:,} tokens: {log.reason()}")
+            raise DoesNotFitError(f"cannot make a context of {cells:,} tokens: {log.reason()}")
         self._memory = lib.llama_get_memory(self._handle)
         self._log = log
 
@@ -314,7 +314,7 @@ class SamplerChain:
     def __init__(self) -> None:
         self._handle = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
 
-    def _add(self, sampler: int) -> int:
+    def _add(self, sampler: lib.llama_sampler_p) -> lib.llama_sampler_p:
         lib.llama_sampler_chain_add(self._handle, sampler)
         return sampler
 

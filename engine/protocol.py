@@ -55,6 +55,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
+    kind: FailureKind
     message: str
 
 

@@ -85,7 +85,7 @@ class Worker:
         try:
             return load_engine(self._config, path, NativeLog(sys.stderr), self._report_progress())
         except EngineError as error:
-            self._send(protocol.LoadFailed(str(error)))
+            self._send(protocol.LoadFailed(error.kind, str(error)))
             return None
 
     def _report_progress(self) -> Callable[[float], bool]:

@@ -1,1 +1,78 @@
-"""The command line."""
+"""The command line's entry: finds the command, imports only what it needs, turns every error into a line and an exit code.
+
+Exit codes: 0 ok, 1 generation failed, 2 usage, 3 model missing or unloadable, 4 does not fit, 130 interrupted.
+"""
+
+import importlib
+import os
+import sys
+from typing import Final, NoReturn
+
+import click
+
+from pinyon.app.cli.failures import ExitCode, report
+
+COMMANDS: Final = {
+    "run": "pinyon.app.cli.run",
+    "pull": "pinyon.app.cli.pull",
+    "add": "pinyon.app.cli.add",
+    "list": "pinyon.app.cli.list",
+    "rm": "pinyon.app.cli.rm",
+}
+"""Command name -> module with a click command `command`; imported when the command is used."""
+
+
+class LazyGroup(click.Group):
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[name]).command
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="pinyon")
+def pinyon() -> None:
+    """Run language models on this machine."""
+
+
+def main() -> NoReturn:
+    """Run the command line and exit."""
+    _mend_standard_streams()
+    try:
+        code = ExitCode(pinyon.main(standalone_mode=False) or ExitCode.OK)
+    except click.ClickException as error:
+        error.show()
+        code = ExitCode(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        code = ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        code = ExitCode.OK  # the reader has seen enough
+    except Exception as error:  # noqa: BLE001  a user never sees a traceback
+        code = report(error)
+    _flush_or_drop_output()
+    sys.exit(code)
+
+
+def _mend_standard_streams() -> None:
+    """UTF-8 whatever the locale; a closed stream becomes the null device, so that no other file takes its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def _flush_or_drop_output() -> None:
+    """Flush stdout; if its reader has gone, silence the interpreter's own attempt at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,62 @@
+"""Exit codes are an interface. Which error ends a command with which code, and the one line that the user reads."""
+
+import sys
+import traceback
+from enum import IntEnum
+from pathlib import Path
+
+from pinyon.app.errors import AppError, GenerationFailedError, ModelSlotError
+from pinyon.app.settings import Folders
+from pinyon.engine.errors import EngineError
+from pinyon.engine.events import FailureKind
+from pinyon.models.errors import ModelError, TemplateError
+
+
+class ExitCode(IntEnum):
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    MODEL = 3
+    DOES_NOT_FIT = 4
+    INTERRUPTED = 130
+
+
+_OF_FAILURE = {
+    FailureKind.INVALID_REQUEST: ExitCode.USAGE,
+    FailureKind.LOAD_FAILED: ExitCode.MODEL,
+    FailureKind.CONTEXT_OVERFLOW: ExitCode.DOES_NOT_FIT,
+    FailureKind.DOES_NOT_FIT: ExitCode.DOES_NOT_FIT,
+    FailureKind.ENGINE_CRASH: ExitCode.FAILED,
+    FailureKind.ENGINE_ERROR: ExitCode.FAILED,
+}
+
+
+def report(error: Exception) -> ExitCode:
+    """Print the error's one line to stderr and return the exit code. Of a fault in Pinyon itself a log keeps the rest."""
+    match error:
+        case EngineError() | GenerationFailedError():
+            code = _OF_FAILURE[error.kind]
+        case TemplateError():
+            code = ExitCode.FAILED
+        case ModelError() | ModelSlotError():
+            code = ExitCode.MODEL
+        case AppError():
+            code = ExitCode.USAGE
+        case _:
+            log = _log_fault(error)
+            print(f"pinyon: a fault in Pinyon itself ({type(error).__name__}: {error}); see {log}", file=sys.stderr)
+            return ExitCode.FAILED
+    print(f"pinyon: {error}", file=sys.stderr)
+    return code
+
+
+def _log_fault(error: Exception) -> Path | None:
+    """Keep the traceback; None where even that cannot be written."""
+    log = Folders.of_user().logs / "faults.log"
+    try:
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            traceback.print_exception(error, file=file)
+    except OSError:
+        return None
+    return log

@@ -1,0 +1,30 @@
+"""`pinyon list`: the models that are here."""
+
+import sys
+
+import click
+import msgspec
+
+from pinyon.app.cli.terminal import for_stdout
+from pinyon.app.settings import Folders
+from pinyon.models.model_record import Record
+from pinyon.models.store import Store
+
+
+@click.command(name="list")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
+def command(as_json: bool) -> None:
+    """Show the models that are here: name, size, where from, file."""
+    listing = Store(Folders.of_user().models).list()
+    for broken in listing.broken:
+        print(f"pinyon: {broken.reason}: `pinyon rm {broken.name}` forgets it", file=sys.stderr)
+    if as_json:
+        print(msgspec.json.encode(listing.records, enc_hook=str).decode())
+        return
+    width = max((len(record.name) for record in listing.records), default=0)
+    for record in listing.records:
+        print(for_stdout(_line(record, width)))
+
+
+def _line(record: Record, width: int) -> str:
+    return f"{record.name:<{width}}  {record.size_bytes / 1e6:>8.0f} MB  {record.source:<9}  {record.path}"

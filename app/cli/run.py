@@ -1,0 +1,190 @@
+"""`pinyon run`: one prompt, one answer. stdout carries the answer alone, stderr everything else."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+
+import click
+import msgspec
+
+from pinyon.app.ask import Ask, Prompt, RawText, SamplingChoice
+from pinyon.app.cli.answer import Answer, JsonAnswer, Stats, TextAnswer
+from pinyon.app.cli.failures import ExitCode
+from pinyon.app.cli.progress import loading
+from pinyon.app.errors import GenerationFailedError, UsageError
+from pinyon.app.service import LoadedModel, Service
+from pinyon.app.settings import Folders, load_settings
+from pinyon.engine.events import Chunk, Failed, Finished, FinishReason
+from pinyon.models import catalog
+from pinyon.models.chat_template import Message
+from pinyon.models.errors import ModelError, ModelNotFoundError
+from pinyon.models.store import Store
+
+
+@click.command(name="run")
+@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]...")
+@click.option("-m", "--model", help="Model to use: a name, an alias or the path of a GGUF file.")
+@click.option("--system", metavar="TEXT", help="Instructions that come before the prompt.")
+@click.option("--max-tokens", type=int, metavar="N", help="Stop after N tokens; without it, where the context ends.")
+@click.option("--context", type=int, metavar="N", help="Context in tokens (default: the model's, at most 8192).")
+@click.option("--temperature", type=float, metavar="X", help="0 always takes the likeliest token.")
+@click.option("--top-p", type=float, metavar="X", help="Draw from the likeliest tokens that make up this probability.")
+@click.option("--top-k", type=int, metavar="N", help="Draw from the N likeliest tokens; 0 for all.")
+@click.option("--min-p", type=float, metavar="X", help="Leave out tokens below this share of the likeliest one.")
+@click.option("--repeat-penalty", type=float, metavar="X", help="Above 1 makes repetition less likely.")
+@click.option("--seed", type=int, metavar="N", help="The same seed draws the same tokens.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
+@click.option("--stats", is_flag=True, help="Print figures about the answer as a line of JSON on stderr.")
+@click.option("--no-template", is_flag=True, help="Send the text as it is, without the model's chat template.")
+def command(
+    words: tuple[str, ...],
+    model: str | None,
+    system: str | None,
+    max_tokens: int | None,
+    context: int | None,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    min_p: float | None,
+    repeat_penalty: float | None,
+    seed: int | None,
+    stop: tuple[str, ...],
+    as_json: bool,
+    stats: bool,
+    no_template: bool,
+) -> ExitCode:
+    r"""Answer one prompt. Text from a pipe comes before the PROMPT:
+
+    \b
+        pinyon run "Why is the sky blue?"
+        pinyon run smollm2 "Why is the sky blue?"
+        cat notes.txt | pinyon run "Summarise:"
+
+    A first word that names an installed model, or one that can be pulled, is the model.
+    """
+    folders = Folders.of_user()
+    settings = load_settings(folders)
+    store = Store(folders.models)
+    if model is None and words and _names_a_model(store, words[0]):
+        model, words = words[0], words[1:]
+    ask = Ask(
+        prompt=_prompt(_prompt_text(words), system, no_template),
+        sampling=SamplingChoice(temperature, top_k, top_p, min_p, repeat_penalty, seed),
+        max_tokens=max_tokens,
+        stop=stop,
+    )
+    name = model or settings.model or _only_choice(store)
+    return asyncio.run(
+        _run(Service(folders, settings), name, context, ask, JsonAnswer() if as_json else TextAnswer(), stats)
+    )
+
+
+def _names_a_model(store: Store, word: str) -> bool:
+    if catalog.find(word) is not None:
+        return True
+    try:
+        store.resolve(word)
+    except ModelNotFoundError:
+        return False
+    except ModelError:
+        return True  # it is one, and loading it will say what is wrong with it
+    return True
+
+
+def _only_choice(store: Store) -> str:
+    """Return the model to use when none is named: the one that came last."""
+    records = store.list().records
+    if not records:
+        starter = "`pinyon pull smollm2` fetches a small one (98 MB)"
+        raise ModelNotFoundError(f"no model is here yet: {starter}, `pinyon add FILE` takes a GGUF file of yours")
+    return max(records, key=lambda record: record.added_at).name
+
+
+def _prompt_text(words: Sequence[str]) -> str:
+    """Return what came through a pipe, then the words."""
+    parts = [] if sys.stdin.isatty() else [_piped_text()]
+    try:
+        parts.append(" ".join(words).encode("utf-8").decode("utf-8"))
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the prompt is not UTF-8 text: {error.reason} at position {error.start}") from error
+    text = "\n\n".join(part for part in parts if part.strip())
+    if not text:
+        raise UsageError('there is no prompt: give one, as in `pinyon run "Why is the sky blue?"`, or pipe text in')
+    return text
+
+
+def _piped_text() -> str:
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode("utf-8-sig").rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"the text from the pipe is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start:,}; convert it first"
+        ) from error
+
+
+def _prompt(text: str, system: str | None, no_template: bool) -> Prompt:
+    if no_template:
+        if system is not None:
+            raise UsageError("--system needs the chat template that --no-template leaves out: put it into the prompt")
+        return RawText(text)
+    before = () if system is None else (Message("system", system),)
+    return (*before, Message("user", text))
+
+
+async def _run(
+    service: Service, name: str, context: int | None, ask: Ask, answer: Answer, with_stats: bool
+) -> ExitCode:
+    started = time.monotonic()
+    async with service:
+        with loading(name) as on_progress:
+            model = await service.load(name, context, on_progress)
+        load_s = time.monotonic() - started
+        finished = await _generate(model, ask, answer)
+    stats = Stats.of(model.record.name, model.info, finished, load_s)
+    answer.end(stats)
+    if with_stats:
+        print(msgspec.json.encode(stats).decode(), file=sys.stderr)
+    return ExitCode.INTERRUPTED if finished.reasons == (FinishReason.CANCELLED,) else ExitCode.OK
+
+
+async def _generate(model: LoadedModel, ask: Ask, answer: Answer) -> Finished:
+    """Hand the text to `answer` as it comes; return the last event."""
+    request = await model.request(ask)
+    with _on_interrupt(lambda: model.cancel(request.id)):
+        async with contextlib.aclosing(model.generate(request)) as events:
+            async for event in events:
+                match event:
+                    case Chunk(text=text):
+                        answer.add(text)
+                    case Finished():
+                        return event
+                    case Failed():
+                        answer.break_off()
+                        raise GenerationFailedError(event)
+    raise AssertionError("every request ends in Finished or Failed")
+
+
+@contextlib.contextmanager
+def _on_interrupt(stop: Callable[[], Coroutine[None, None, None]]) -> Iterator[None]:
+    """Let the first Ctrl+C end the answer in good order; a second one ends the program."""
+    loop = asyncio.get_running_loop()
+    stopping: set[asyncio.Task[None]] = set()
+
+    def interrupt() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        stopping.add(loop.create_task(stop()))
+
+    try:
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+    except NotImplementedError:  # Windows: Ctrl+C ends the program
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)

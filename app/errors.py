@@ -1,0 +1,32 @@
+"""What can go wrong in the doors themselves; model files and the engine have trees of their own.
+
+AppError
+├── SettingsError           settings.toml or a PINYON_ variable is wrong
+├── UsageError              what was asked makes no sense as asked
+├── ModelSlotError          another model is loaded already
+└── GenerationFailedError   a request ended in Failed; carries the event's kind
+"""
+
+from pinyon.engine.events import Failed, FailureKind
+
+
+class AppError(Exception):
+    """Base of this tree; its text is written for the user."""
+
+
+class SettingsError(AppError):
+    pass
+
+
+class UsageError(AppError):
+    pass
+
+
+class ModelSlotError(AppError):
+    pass
+
+
+class GenerationFailedError(AppError):
+    def __init__(self, event: Failed) -> None:
+        super().__init__(event.message)
+        self.kind: FailureKind = event.kind

@@ -1,0 +1,90 @@
+"""The user's settings: `settings.toml`, then `PINYON_*` variables over it. Unknown names are errors, not ignored."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from platformdirs import PlatformDirs
+
+from pinyon.app.errors import SettingsError
+
+_OTHER_VARIABLES = {"PINYON_HOME", "PINYON_PREBUILT"}
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where Pinyon keeps things. Nothing is created before it is needed."""
+
+    config: Path
+    data: Path
+    state: Path
+
+    @classmethod
+    def of_user(cls, environment: Mapping[str, str] = os.environ) -> "Folders":
+        """The platform's folders, or subfolders of PINYON_HOME where that is set."""
+        if home := environment.get("PINYON_HOME"):
+            root = Path(home).expanduser().absolute()
+            return cls(root / "config", root / "data", root / "state")
+        dirs = PlatformDirs("pinyon", appauthor=False)
+        return cls(dirs.user_config_path, dirs.user_data_path, dirs.user_state_path)
+
+    @property
+    def models(self) -> Path:
+        return self.data / "models"
+
+    @property
+    def logs(self) -> Path:
+        return self.state / "logs"
+
+    @property
+    def settings_file(self) -> Path:
+        return self.config / "settings.toml"
+
+
+_AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`model` is used where none is named; `context` and `threads` None mean what suits the model and the machine."""
+
+    model: str | None = None
+    context: _AtLeastOne | None = None
+    threads: _AtLeastOne | None = None
+
+
+def load_settings(folders: Folders, environment: Mapping[str, str] = os.environ) -> Settings:
+    """Return the settings in force.
+
+    Raises:
+        SettingsError: a file that is not TOML, an unknown name or a value of the wrong kind; the message names it.
+    """
+    from_file = _read_toml(folders.settings_file)
+    _convert(from_file, str(folders.settings_file), strict=True)
+    from_variables = {
+        name.removeprefix("PINYON_").lower(): value
+        for name, value in environment.items()
+        if name.startswith("PINYON_") and name not in _OTHER_VARIABLES
+    }
+    _convert(from_variables, "a PINYON_ variable", strict=False)
+    return _convert({**from_file, **from_variables}, "the settings", strict=False)
+
+
+def _read_toml(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read as settings: {error}") from error
+
+
+def _convert(values: Mapping[str, object], source: str, *, strict: bool) -> Settings:
+    try:
+        return msgspec.convert(values, Settings, strict=strict)
+    except msgspec.ValidationError as error:
+        known = ", ".join(Settings.__struct_fields__)
+        raise SettingsError(f"{source}: {error}; the settings are {known}") from error

@@ -1,0 +1,32 @@
+"""What the benchmarks share: arguments, statistics of paired runs, and the one JSON object on the last line."""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+
+def parse_arguments(description: str, *, rounds: int) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--model", required=True, metavar="FILE", help="GGUF file")
+    parser.add_argument("--rounds", type=int, default=rounds, help="alternating pairs of runs (default %(default)s)")
+    return parser.parse_args()
+
+
+def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """Return the median of the pairs' ratios, and the distance between their quartiles as noise."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    quartiles = statistics.quantiles(ratios, n=4)
+    return round(statistics.median(ratios), 4), round(quartiles[2] - quartiles[0], 4)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def finish(result: Mapping[str, object]) -> NoReturn:
+    """Print the result of a valid run and exit 0."""
+    print(json.dumps(result), flush=True)
+    sys.exit(0)
