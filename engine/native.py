@@ -314,13 +314,11 @@ class SamplerChain:
     def __init__(self) -> None:
         self._handle = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
 
-    def _add(self, sampler: lib.llama_sampler_p) -> lib.llama_sampler_p:
-        lib.llama_sampler_chain_add(self._handle, sampler)
-        return sampler
-
     def add_logit_bias(self, vocabulary_size: int, biases: Sequence[tuple[int, float]]) -> None:
         array = (lib.llama_logit_bias * len(biases))(*(lib.llama_logit_bias(*bias) for bias in biases))
-        self._add(lib.llama_sampler_init_logit_bias(vocabulary_size, len(biases), array))
+        lib.llama_sampler_chain_add(
+            self._handle, lib.llama_sampler_init_logit_bias(vocabulary_size, len(biases), array)
+        )
 
     def add_penalties(
         self,
@@ -333,30 +331,31 @@ class SamplerChain:
         history: Sequence[int] = (),
     ) -> None:
         """Penalise the last `last_n` tokens: those of `history` and those accepted later."""
-        sampler = self._add(lib.llama_sampler_init_penalties(vocabulary_size, last_n, repeat, frequency, presence))
+        sampler = lib.llama_sampler_init_penalties(vocabulary_size, last_n, repeat, frequency, presence)
         for token in history:
             lib.llama_sampler_accept(sampler, token)
+        lib.llama_sampler_chain_add(self._handle, sampler)
 
     def add_top_k(self, k: int) -> None:
-        self._add(lib.llama_sampler_init_top_k(k))
+        lib.llama_sampler_chain_add(self._handle, lib.llama_sampler_init_top_k(k))
 
     def add_typical(self, p: float) -> None:
-        self._add(lib.llama_sampler_init_typical(p, 1))
+        lib.llama_sampler_chain_add(self._handle, lib.llama_sampler_init_typical(p, 1))
 
     def add_top_p(self, p: float) -> None:
-        self._add(lib.llama_sampler_init_top_p(p, 1))
+        lib.llama_sampler_chain_add(self._handle, lib.llama_sampler_init_top_p(p, 1))
 
     def add_min_p(self, p: float) -> None:
-        self._add(lib.llama_sampler_init_min_p(p, 1))
+        lib.llama_sampler_chain_add(self._handle, lib.llama_sampler_init_min_p(p, 1))
 
     def add_temperature(self, temperature: float) -> None:
-        self._add(lib.llama_sampler_init_temp(temperature))
+        lib.llama_sampler_chain_add(self._handle, lib.llama_sampler_init_temp(temperature))
 
     def add_greedy(self) -> None:
-        self._add(lib.llama_sampler_init_greedy())
+        lib.llama_sampler_chain_add(self._handle, lib.llama_sampler_init_greedy())
 
     def add_draw(self, seed: int) -> None:
-        self._add(lib.llama_sampler_init_dist(seed))
+        lib.llama_sampler_chain_add(self._handle, lib.llama_sampler_init_dist(seed))
 
     def choose(self, candidates: Candidates) -> int:
         """Apply the chain to filled candidates, tell it the chosen token, and return that token."""

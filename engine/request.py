@@ -73,7 +73,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     """One answer to generate.
 
     `max_tokens` None means until the context ends. `logprobs` None means none; k means the chosen token's and those of
-    the k likeliest tokens, from the model's own distribution before any sampling parameter.
+    the k likeliest tokens, from the model's own distribution before any sampling parameter. With `ignore_eos` the answer
+    goes on after a token that would end it: benchmarks need answers of a given length.
     """
 
     id: str
@@ -82,6 +83,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    ignore_eos: bool = False
 
     def checked(self, vocab_size: int) -> Self:
         """Return self, or raise InvalidRequestError naming the first field that is out of range."""

@@ -89,7 +89,7 @@ class Sequence:
         """Choose the next token from the last row's logits; return what became visible, and the end if it is one."""
         token = self._sampler.choose(logits)
         self._first_token = self._first_token or time.monotonic()
-        if self._vocab.is_eog(token):
+        if self._vocab.is_eog(token) and not self.request.ignore_eos:
             return self.finish(FinishReason.STOP)
         self.tokens.append(token)
         if self.request.logprobs is not None:

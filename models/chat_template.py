@@ -22,7 +22,8 @@ from typing import Literal
 import msgspec
 
 from pinyon.models.errors import TemplateMissingError, TemplateRejectedError
-from pinyon.models.template_sandbox import RenderRequest, TemplateSandbox
+from pinyon.models.template_messages import RenderRequest
+from pinyon.models.template_sandbox import TemplateSandbox
 
 Role = Literal["system", "user", "assistant", "tool"]
 

@@ -20,11 +20,14 @@ MAX_HEADER_BYTES = 64 << 20
 MAX_KEY_BYTES = 65_535  # GGUF specification
 MAX_TENSOR_NAME_BYTES = 63  # GGML_MAX_NAME, less the NUL
 MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
+MAX_TOKENS = 1 << 20  # four times the largest vocabulary in use
 MAX_KEPT_ELEMENTS = 4096  # enough for per-layer arrays; vocabularies are stepped over
 
 # An entry cannot be shorter than this: lengths, a one-letter name, one value or dimension.
 MIN_METADATA_BYTES = 8 + 1 + 4 + 1
 MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
+
+TOKENS_KEY = "tokenizer.ggml.tokens"
 
 _U64 = struct.Struct("<Q")
 
@@ -104,7 +107,7 @@ def quoted(name: str) -> str:
 class Cursor:
     """A position in the first bytes of a file of `file_bytes` bytes."""
 
-    def __init__(self, data: memoryview, file_bytes: int) -> None:
+    def __init__(self, data: bytes, file_bytes: int) -> None:
         self.data = data[:file_bytes]
         self.file_bytes = file_bytes
         self.position = 0
@@ -173,13 +176,37 @@ class Cursor:
         # A forged length ends the loop behind the bytes, and advance() says which of its two errors that is.
         self.advance(position - self.position, what)
 
-    def _bytes(self, size: int, what: str) -> memoryview:
+    def check_tokens(self, count: int, what: str) -> None:
+        """Step over a vocabulary, which must not hold a token twice: llama.cpp ends its process on that.
+
+        As there, a token ends at its first NUL, and there may be any number of empty ones.
+        """
+        if count > MAX_TOKENS:
+            raise GgufFormatError(f"{what} holds {count:,} tokens; up to {MAX_TOKENS:,} are possible")
+        data, position, available = self.data, self.position, len(self.data)
+        length_at = _U64.unpack_from
+        seen: set[bytes] = set()
+        for _ in range(count):
+            start = position + 8
+            position = start if start > available else start + length_at(data, position)[0]
+            if position > available:
+                break
+            token = data[start:position]
+            if 0 in token:
+                token = token[: token.index(0)]
+            if token in seen:
+                raise GgufFormatError(f"{what} holds the token {quoted(token.decode(errors='replace'))} twice")
+            if token:
+                seen.add(token)
+        self.advance(position - self.position, what)
+
+    def _bytes(self, size: int, what: str) -> bytes:
         start = self.advance(size, what)
         return self.data[start : start + size]
 
     def _decoded(self, size: int, what: str) -> str:
         try:
-            return str(self._bytes(size, what), "utf-8")
+            return self._bytes(size, what).decode()
         except UnicodeDecodeError as error:
             raise GgufFormatError(f"{what} is not UTF-8: {error.reason} at byte {error.start:,} of {size:,}") from None
 
@@ -192,7 +219,7 @@ def read_metadata(cursor: Cursor, count: int) -> dict[str, Entry]:
         if key in entries:
             raise GgufFormatError(f"the metadata key {quoted(key)} appears twice")
         value_type = _value_type(cursor, quoted(key))
-        entries[key] = Entry(value_type, _read_value(cursor, value_type, quoted(key)))
+        entries[key] = Entry(value_type, _read_value(cursor, value_type, key))
     return entries
 
 
@@ -209,9 +236,10 @@ def _value_type(cursor: Cursor, what: str) -> ValueType:
         raise GgufFormatError(f"{what} has the value type {number}; GGUF knows 0 to {max(ValueType)}") from None
 
 
-def _read_value(cursor: Cursor, value_type: ValueType, what: str) -> Value:
+def _read_value(cursor: Cursor, value_type: ValueType, key: str) -> Value:
     if value_type is ValueType.ARRAY:
-        return _read_array(cursor, what)
+        return _read_array(cursor, key)
+    what = quoted(key)
     if value_type is ValueType.STRING:
         return cursor.text(what)
     (number,) = cursor.numbers(_NUMBER_FORMATS[value_type], 1, what)
@@ -222,13 +250,17 @@ def _read_value(cursor: Cursor, value_type: ValueType, what: str) -> Value:
     return number == 1
 
 
-def _read_array(cursor: Cursor, what: str) -> ArrayInfo:
+def _read_array(cursor: Cursor, key: str) -> ArrayInfo:
+    what = quoted(key)
     element_type = _value_type(cursor, f"the elements of {what}")
     if element_type is ValueType.ARRAY:
         raise GgufFormatError(f"{what} is an array of arrays, which no model needs")
     if element_type is ValueType.STRING:
         count = cursor.count(_U64.size, f"strings in {what}")
-        cursor.skip_strings(count, what)
+        if key == TOKENS_KEY:
+            cursor.check_tokens(count, what)
+        else:
+            cursor.skip_strings(count, what)
         return ArrayInfo(element_type, count, values=None)
     number_format = _NUMBER_FORMATS[element_type]
     element_bytes = struct.calcsize(f"<{number_format}")

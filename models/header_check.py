@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from pinyon.models.errors import GgufFormatError
-from pinyon.models.gguf_reader import ArrayInfo, Entry, TensorInfo, ValueType, quoted
+from pinyon.models.gguf_reader import TOKENS_KEY, ArrayInfo, Entry, TensorInfo, ValueType, quoted
 
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 16
@@ -30,7 +30,7 @@ _TEXT_KEYS = (
 )
 _INTEGER_KEYS = ("general.file_type", "split.count", "split.no")
 _VOCABULARY_KEYS = {
-    "tokenizer.ggml.tokens": (ValueType.STRING,),
+    TOKENS_KEY: (ValueType.STRING,),
     "tokenizer.ggml.merges": (ValueType.STRING,),
     "tokenizer.ggml.scores": (ValueType.FLOAT32,),
     "tokenizer.ggml.token_type": (ValueType.INT32, ValueType.UINT32),
@@ -141,9 +141,9 @@ def _check_vocabulary(metadata: Mapping[str, Entry]) -> None:
         array = metadata[key].value
         if not isinstance(array, ArrayInfo) or array.element_type not in allowed:
             raise GgufFormatError(f"'{key}' must be an array of {allowed[0].name}")
-    tokens = _array_count(metadata, "tokenizer.ggml.tokens")
+    tokens = _array_count(metadata, TOKENS_KEY)
     if tokens == 0:
-        raise GgufFormatError("'tokenizer.ggml.tokens' is empty: a vocabulary needs at least one token")
+        raise GgufFormatError(f"'{TOKENS_KEY}' is empty: a vocabulary needs at least one token")
     for key in _PER_TOKEN_KEYS:
         count = _array_count(metadata, key)
         if count is not None and count != tokens:

@@ -118,18 +118,22 @@ class Store:
         self._claim(record)
         return record
 
-    def adopt(self, entry: CatalogEntry, path: Path) -> Record:
-        """Record the finished, verified download of a catalogue model; a record of an earlier one is replaced.
-
-        Raises ModelFileError, and StoreError when the user's own file has that name.
-        """
-        path = path.absolute()
-        identity, _ = _check_header(path)
+    def require_free_for(self, entry: CatalogEntry) -> None:
+        """Raise StoreError when the user's own file has the catalogue model's name; ask before fetching it."""
         existing = self._find(entry.name)
         if existing is not None and existing.source is Source.ADDED:
             raise StoreError(
                 f"the name {entry.name} is taken by {printable(existing.path)}: `pinyon rm {existing.name}` first"
             )
+
+    def adopt(self, entry: CatalogEntry, path: Path) -> Record:
+        """Record the finished, verified download of a catalogue model; a record of an earlier one is replaced.
+
+        Raises ModelFileError, and StoreError when the user's own file has that name.
+        """
+        self.require_free_for(entry)
+        path = path.absolute()
+        identity, _ = _check_header(path)
         fresh = new_record(entry.name, path, Source.CATALOGUE, identity)
         record = msgspec.structs.replace(fresh, aliases=entry.aliases, sha256=entry.sha256)
         with _store_errors(self.models_dir):
@@ -178,7 +182,7 @@ class Store:
 
     def _find_file(self, path: Path) -> Record | None:
         for record in self.list().records:
-            with contextlib.suppress(OSError):  # the file of this record is gone
+            with contextlib.suppress(OSError, ValueError):  # one of the two is not there, or cannot be
                 if record.path.samefile(path):
                     return record
         return None
@@ -190,14 +194,14 @@ class Store:
         return new_record(_derived_name(path, header), path, Source.PATH, identity)
 
     def _free_name(self, path: Path, header: GgufHeader) -> str:
-        """The file's own name, numbered if another model or the catalogue has it."""
+        """The file's own name, numbered if another model has it."""
         room_for_number = 6
         base = _derived_name(path, header)[: MAX_NAME_CHARS - room_for_number].rstrip("-._")
         taken = {alias for record in self.list().records for alias in record.aliases}
         return next(
             name
             for name in chain([base], (f"{base}-{number}" for number in count(2)))
-            if name not in taken and catalog.find(name) is None and not self._record_file(name).exists()
+            if name not in taken and not self._record_file(name).exists()
         )
 
     def _claim(self, record: Record) -> None:

@@ -21,7 +21,9 @@ def command(name: str) -> None:
         known = ", ".join(known.name for known in catalog.CATALOG)
         raise UsageError(f"there is no model {name!r} to pull; the catalogue has {known}")
     models_dir = Folders.of_user().models
+    store = Store(models_dir)
+    store.require_free_for(entry)
     with fetching(entry.name, entry.size_bytes) as on_progress:
         path = fetch(entry, models_dir, lambda progress: on_progress(progress.bytes_done))
-    record = Store(models_dir).adopt(entry, path)
+    record = store.adopt(entry, path)
     print(f'{record.name} is here: `pinyon run {record.name} "Hello"`', file=sys.stderr)

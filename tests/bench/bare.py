@@ -47,7 +47,9 @@ class BareModel:
         if status != 0:
             raise RuntimeError(f"llama_decode returned {status}")
 
-    def generate(self, prompts: Sequence[Sequence[int]], tokens: int, chains: Sequence[lib.llama_sampler_p] | None = None) -> float:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], tokens: int, chains: Sequence["lib.llama_sampler_p"] | None = None
+    ) -> float:
         """Answer every prompt with `tokens` tokens, in lockstep; return the seconds it took.
 
         Greedy by argmax, or with one sampler chain a sequence.
@@ -60,7 +62,7 @@ class BareModel:
             last = self._choose(range(len(prompts)), chains, range(len(prompts)))
         return time.perf_counter() - started
 
-    def _prefill(self, prompts: Sequence[Sequence[int]], chains: Sequence[lib.llama_sampler_p] | None) -> list[int]:
+    def _prefill(self, prompts: Sequence[Sequence[int]], chains: Sequence["lib.llama_sampler_p"] | None) -> list[int]:
         """Short prompts share a chunk, whole; longer ones are cut."""
         first = [0] * len(prompts)
         rows: list[tuple[int, int, int, bool]] = []
@@ -82,7 +84,9 @@ class BareModel:
         flush()
         return first
 
-    def _choose(self, rows: Sequence[int], chains: Sequence[lib.llama_sampler_p] | None, sequences: Sequence[int]) -> list[int]:
+    def _choose(
+        self, rows: Sequence[int], chains: Sequence["lib.llama_sampler_p"] | None, sequences: Sequence[int]
+    ) -> list[int]:
         """Return the next token of each row; greedy reads the rows that wanted logits, in order."""
         if chains is not None:
             return [
@@ -93,7 +97,7 @@ class BareModel:
         return [int(logits[k].argmax()) for k in range(len(rows))]
 
 
-def sampler_chain(temperature: float, top_p: float, seed: int) -> lib.llama_sampler_p:
+def sampler_chain(temperature: float, top_p: float, seed: int) -> "lib.llama_sampler_p":
     chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
     for sampler in (
         lib.llama_sampler_init_top_p(ctypes.c_float(top_p), 1),

@@ -159,6 +159,13 @@ def sizes():
 def vocabularies():
     tokens, scores, kinds = "tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type"
     yield "no tokens", GOOD.with_value(tokens, ARRAY, Array(TEXT, ())), "empty"
+    for twice in (("a", "b", "c", "b", "d"), ("a", "b\0c", "c", "b\0d", "e"), ("<\n>", "", "", "<\n>", "d")):
+        yield (
+            f"a token twice: {twice}",
+            GOOD.with_value(tokens, ARRAY, Array(TEXT, twice)),
+            "holds the token '.*' twice",
+        )
+    yield "a token too long", GOOD.with_value(tokens, ARRAY, Array(TEXT, ("a", Text("b", 1 << 60)))), "truncated"
     yield "tokens as numbers", GOOD.with_value(tokens, ARRAY, Array(I32, (1,) * 5)), "must be an array of STRING"
     yield "tokens as text", GOOD.with_value(tokens, TEXT, "abc"), "must be an array of STRING"
     yield "scores without tokens", GOOD.without(tokens), "vocabulary of 0 tokens"
@@ -256,6 +263,7 @@ def test_right_files_of_other_kinds_pass():
         GOOD.with_value("llama.block_count", U32, 512).without("llama.attention.head_count_kv"),
         GOOD.with_value("llama.attention.head_count_kv", ARRAY, Array(I32, (0, 4))),
         tiny("mamba").without("mamba.attention.head_count_kv").with_value("mamba.attention.head_count", U32, 0),
+        GOOD.with_value("tokenizer.ggml.tokens", ARRAY, Array(TEXT, ("", "", "a", "ab", "b"))),
         GOOD.with_value("general.description", TEXT, "line\nline"),
         replace(GOOD, tensors=()),
     ):
@@ -369,7 +377,8 @@ def fifo(folder):
         (lambda folder: folder, ModelFileError, "is a folder"),
         (lambda folder: folder / "no.gguf", ModelNotFoundError, "no file at"),
         (lambda folder: folder / ("n" * 300), ModelFileError, "name too long"),
-        (lambda folder: folder / "nul\0.gguf", ModelFileError, "null"),
+        (lambda folder: folder / "nul\0.gguf", ModelNotFoundError, r"no file at .*nul\\x00.gguf"),
+        (lambda folder: folder / "\ud800.gguf", ModelNotFoundError, r"no file at .*\\ud800.gguf"),
         (lambda folder: folder / os.fsdecode(b"\xff\n.gguf"), ModelNotFoundError, r"\\udcff\\n.gguf"),
         (loop, ModelFileError, "symbolic links"),
         (fifo, ModelFileError, "not a regular file"),

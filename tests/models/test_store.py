@@ -72,14 +72,14 @@ def test_a_second_look_at_the_same_file_keeps_its_name(models, model_file, tmp_p
         models.add(model_file, name="other")
 
 
-def test_derived_names_are_numbered_and_leave_the_catalogue_alone(models, tmp_path):
+def test_derived_names_are_numbered(models, tmp_path):
     names = []
     for folder in "abc":
         path = tmp_path / folder / "smollm2.gguf"
         path.parent.mkdir()
         path.write_bytes(tiny().encode())
         names.append(models.add(path).name)
-    assert names == ["smollm2-2", "smollm2-3", "smollm2-4"]
+    assert names == ["smollm2", "smollm2-2", "smollm2-3"]
 
 
 def test_long_names_can_be_numbered(models, tmp_path):
@@ -171,6 +171,14 @@ def test_an_unknown_name_says_what_to_do(models):
         models.resolve("/no/such/file.gguf")
     with pytest.raises(ModelNotFoundError):
         models.resolve("n" * 5000)
+
+
+@pytest.mark.parametrize("path", ["nul\0.gguf", "\ud800.gguf", "~nobody-of-that-name/x.gguf", "/", ".gguf"])
+def test_a_path_that_cannot_be_is_refused(models, model_file, path):
+    models.add(model_file)
+    with pytest.raises((ModelNotFoundError, ModelFileError)) as refusal:
+        models.resolve(path)
+    assert str(refusal.value).isprintable()
 
 
 def test_a_path_needs_no_record(models, model_file, monkeypatch):

@@ -11,7 +11,8 @@ import pytest
 import pytest_asyncio
 
 from pinyon.models.errors import TemplateRejectedError, TemplateTooExpensiveError
-from pinyon.models.template_sandbox import RenderRequest, TemplateSandbox
+from pinyon.models.template_messages import RenderRequest
+from pinyon.models.template_sandbox import TemplateSandbox
 
 # One event loop and one sandbox for the file: what is tested is also that each request leaves the sandbox fit for the next.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -235,7 +236,7 @@ async def test_close_ends_the_child_and_a_later_render_starts_another():
 
 
 def start_by_hand(time_limit_s=60.0, **options):
-    command = [sys.executable, "-P", "-m", "pinyon.models.template_sandbox", str(time_limit_s), str(256 << 20)]
+    command = [sys.executable, "-P", "-m", "pinyon.models.template_child", str(time_limit_s), str(256 << 20)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
     assert process.stdout.readline() == b"ready\n"
     return process
@@ -412,7 +413,7 @@ TELLS = (
 )
 AUDITED_CHILD = """
 import json, sys
-from pinyon.models import template_sandbox
+from pinyon.models import template_child
 
 WATCHED = ("open", "os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.")
 events = []
@@ -422,12 +423,12 @@ def hook(event, arguments):
         events.append(event)
 
 sources = json.load(sys.stdin)
-template_sandbox.confine(256 << 20)
+template_child.confine(256 << 20)
 sys.addaudithook(hook)
 outcomes = []
 for source in sources:
     line = json.dumps({"source": source, "variables": {"messages": [{"role": "user"}], "name": "__class__"}})
-    reply = template_sandbox.answer(line.encode())
+    reply = template_child.answer(line.encode())
     outcomes.append((reply.kind, reply.text, tuple(events)))
     events.clear()
 try:

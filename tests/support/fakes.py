@@ -5,14 +5,15 @@ all of it. So an answer shows whether a sequence saw exactly its own tokens, alo
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
 from pinyon.engine.batch import Batch
 from pinyon.engine.config import CHUNK_ROWS
 from pinyon.engine.engine import Emitted, Engine
-from pinyon.engine.events import Event
+from pinyon.engine.errors import NativeError
+from pinyon.engine.events import Chunk, Event
 from pinyon.engine.native import Logits
 from pinyon.engine.request import GenerateRequest
 from pinyon.engine.scheduler import Scheduler
@@ -61,16 +62,27 @@ class ByteTable:
         return tokens
 
 
-NextToken = Callable[[str, Sequence[int], int], int]
-"""(request id, all tokens so far, how many were generated) -> the likeliest next token."""
+Next = Callable[[str, Sequence[int], int], int | Logits]
+"""(request id, all tokens so far, how many were generated) -> the likeliest next token, or a whole row of logits."""
+
+
+def _digest(tokens: Sequence[int]) -> bytes:
+    return hashlib.sha256(repr(list(tokens)).encode()).digest()
 
 
 def hashed(_request_id: str, tokens: Sequence[int], _generated: int) -> int:
     """A letter that depends on every token so far."""
-    return ord("a") + hashlib.sha256(repr(list(tokens)).encode()).digest()[0] % 26
+    return ord("a") + _digest(tokens)[0] % 26
 
 
-def scripted(**answers: Sequence[int]) -> NextToken:
+def hashed_logits(_request_id: str, tokens: Sequence[int], _generated: int) -> Logits:
+    """Letters and the end of turn, several of them likely; all depends on every token so far."""
+    row = np.full(ByteTable.size, -20, np.float32)
+    row[[*range(ord("a"), ord("z") + 1), END_OF_TURN]] = np.frombuffer(_digest(tokens)[:27], np.uint8) / np.float32(100)
+    return row
+
+
+def scripted(**answers: Sequence[int]) -> Next:
     """Fixed token ids for each request id, then the end of turn."""
 
     def next_token(request_id: str, _tokens: Sequence[int], generated: int) -> int:
@@ -81,17 +93,26 @@ def scripted(**answers: Sequence[int]) -> NextToken:
 
 
 class KvRunner:
-    def __init__(self, next_token: NextToken = hashed, cells: int = 1 << 20) -> None:
+    """`failing` are the numbers, from 0, of the batches whose decode fails."""
+
+    def __init__(self, next_token: Next = hashed, cells: int = 1 << 20, failing: Collection[int] = ()) -> None:
         self.kv: dict[int, list[int]] = {}
         self.batches: list[list[tuple[str, int]]] = []
         self._next_token = next_token
         self._cells = cells
+        self._failing = failing
+        self._logits = np.empty((0, ByteTable.size), np.float32)
 
     def run(self, batch: Batch) -> Logits:
+        assert batch.rows, "an empty batch"
+        self._logits.fill(np.nan)  # like native memory, the last logits are gone
         self.batches.append([(piece.sequence.request.id, piece.rows) for piece in batch.slices])
+        if len(self.batches) - 1 in self._failing:
+            raise NativeError("llama_decode returned -3")
         rows = []
         for piece in batch.slices:
             sequence = piece.sequence
+            assert sequence.sequence_id is not None, "scheduled without a sequence id"
             kv = self.kv.setdefault(sequence.sequence_id, [])
             assert len(kv) == sequence.computed, "the sequence and its cells disagree about what is computed"
             kv += sequence.tokens[len(kv) : len(kv) + piece.rows]
@@ -100,16 +121,19 @@ class KvRunner:
                 generated = len(kv) - sequence.prompt_tokens
                 rows.append(self._row(self._next_token(sequence.request.id, kv, generated)))
         assert self.used_cells <= self._cells, "more cells used than there are"
-        return np.array(rows, np.float32).reshape(len(rows), ByteTable.size)
+        self._logits = np.array(rows, np.float32).reshape(len(rows), ByteTable.size)
+        return self._logits
 
     @staticmethod
-    def _row(token: int) -> Logits:
+    def _row(wanted: int | Logits) -> Logits:
+        if not isinstance(wanted, int):
+            return wanted
         row = np.zeros(ByteTable.size, np.float32)
-        row[token] = 10
+        row[wanted] = 10
         return row
 
     def free(self, sequence_id: int) -> None:
-        del self.kv[sequence_id]
+        self.kv.pop(sequence_id, None)  # a sequence can leave before its first batch
 
     @property
     def used_cells(self) -> int:
@@ -117,9 +141,14 @@ class KvRunner:
 
 
 def make_engine(
-    next_token: NextToken = hashed, *, cells: int = 4096, sequence_ids: int = 8, adds_bos: bool = False
+    next_token: Next = hashed,
+    *,
+    cells: int = 4096,
+    sequence_ids: int = 8,
+    adds_bos: bool = False,
+    failing: Collection[int] = (),
 ) -> tuple[Engine, KvRunner, Scheduler]:
-    runner = KvRunner(next_token, cells)
+    runner = KvRunner(next_token, cells, failing)
     scheduler = Scheduler(cells=cells, sequence_ids=sequence_ids, chunk_rows=CHUNK_ROWS, free_cells_of=runner.free)
     return Engine(Vocab(ByteTable(adds_bos=adds_bos)), runner, scheduler, cells), runner, scheduler
 
@@ -134,3 +163,11 @@ def run_to_end(engine: Engine, *requests: GenerateRequest) -> dict[str, list[Eve
     while engine.busy:
         emitted += engine.step()
     return {request.id: [event for owner, event in emitted if owner == request.id] for request in requests}
+
+
+def text_of(events: Sequence[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Chunk))
+
+
+def tokens_of(events: Sequence[Event]) -> list[int]:
+    return [token for event in events if isinstance(event, Chunk) for token in event.token_ids]

@@ -1,0 +1,10 @@
+#!/bin/sh
+# Installs Pinyon and its test tools into .venv and runs the tests.
+# usage: sh packaging/test.sh [options of pytest]
+set -eu
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P)
+. "$root/packaging/common.sh"
+
+ensure_installed test
+cd -- "$root"
+exec "$venv/bin/pytest" "$@"

@@ -1,0 +1,228 @@
+import numpy as np
+import pytest
+from fakes import BOS, END_OF_TURN, EOS, USER_TAG, ByteTable, text_of, tokens_of
+
+from pinyon.engine.errors import NativeError
+from pinyon.engine.events import Chunk, Failed, FailureKind, Finished, FinishReason, Progress
+from pinyon.engine.native import Candidates
+from pinyon.engine.request import GenerateRequest, SamplingParams, Text
+from pinyon.engine.sampler import Sampler
+from pinyon.engine.sequence import Sequence, State
+from pinyon.engine.vocab import Vocab
+
+PROMPT = b"hello"
+VOCAB = Vocab(ByteTable())
+
+
+def row(token):
+    logits = np.zeros(ByteTable.size, np.float32)
+    logits[token] = 10
+    return logits
+
+
+def sequence(context_tokens=1000, **fields):
+    """A sequence that has computed its prompt."""
+    request = GenerateRequest("r", (Text(PROMPT.decode()),), SamplingParams(temperature=0), **fields)
+    sampler = Sampler(request.sampling, Candidates(ByteTable.size), ByteTable.size, list(PROMPT))
+    made = Sequence(request, list(PROMPT), VOCAB, sampler, context_tokens)
+    made.admit(0)
+    made.advance(len(PROMPT))
+    return made
+
+
+def say(made, tokens):
+    """Take tokens one by one until the sequence ends."""
+    events = []
+    for token in tokens:
+        if not made.done:
+            events += made.take(row(token))
+    return events
+
+
+def end_by_eog(made):
+    return made.take(row(END_OF_TURN))
+
+
+def end_by_cancel(made):
+    return made.finish(FinishReason.CANCELLED)
+
+
+def end_by_failure(made):
+    return made.fail(NativeError("decode failed"))
+
+
+ENDINGS = [end_by_eog, end_by_cancel, end_by_failure]
+
+
+@pytest.mark.parametrize("end", ENDINGS)
+def test_a_stop_that_never_completes_is_shown_whatever_ends_the_answer(end):
+    made = sequence(stop=("END.",))
+    events = say(made, b"the END")
+    assert text_of(events) == "the "
+    events += end(made)
+    assert text_of(events) == "the END"
+    assert tokens_of(events) == list(b"the END")
+
+
+def test_a_stop_that_never_completes_is_shown_at_the_length_limit():
+    events = say(sequence(stop=("END.",), max_tokens=7), b"the END")
+    assert text_of(events) == "the END"
+    assert events[-1].reasons == (FinishReason.LENGTH,)
+
+
+@pytest.mark.parametrize("end", ENDINGS)
+def test_a_cut_off_character_is_one_replacement_character_whatever_ends_the_answer(end):
+    made = sequence()
+    events = say(made, "ok 🫠".encode()[:-1])
+    assert text_of(events) == "ok "
+    assert text_of(events + end(made)) == "ok \ufffd"
+
+
+@pytest.mark.parametrize("end", ENDINGS)
+def test_exactly_the_last_event_is_terminal(end):
+    made = sequence()
+    events = say(made, b"abc") + end(made)
+    assert [isinstance(event, Finished | Failed) for event in events] == [False] * 3 + [True]
+    assert made.state is State.DONE
+
+
+@pytest.mark.parametrize("token", [EOS, END_OF_TURN])
+def test_every_end_of_generation_token_ends_the_answer_unseen_and_uncounted(token):
+    events = say(sequence(logprobs=0), [*b"ab", token])
+    assert (text_of(events), tokens_of(events)) == ("ab", list(b"ab"))
+    finished = events[-1]
+    assert finished.reasons == (FinishReason.STOP,)
+    assert (finished.usage.prompt_tokens, finished.usage.completion_tokens) == (5, 2)
+    assert sum(len(event.logprobs) for event in events if isinstance(event, Chunk)) == 2
+
+
+def test_an_answer_that_ends_at_once_is_empty():
+    events = say(sequence(), [END_OF_TURN])
+    assert [type(event) for event in events] == [Finished]
+    assert events[0].usage.completion_tokens == 0
+
+
+def test_control_tokens_that_do_not_end_the_answer_are_counted_but_not_shown():
+    events = say(sequence(), [97, BOS, 98, USER_TAG, END_OF_TURN])
+    assert text_of(events) == "ab<tool>"
+    assert tokens_of(events) == [97, BOS, 98, USER_TAG]
+    assert events[-1].usage.completion_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("stops", "text"),
+    [(("beta gamma",), "alpha "), (("ta ga", "beta gamma"), "alpha be"), (("alpha",), ""), (("zzz",), "alpha beta gamma delta")],
+)
+def test_text_ends_before_a_stop_string(stops, text):
+    events = say(sequence(stop=stops), [*b"alpha beta gamma delta", END_OF_TURN])
+    assert text_of(events) == text
+    assert events[-1].reasons == (FinishReason.STOP,)
+
+
+def test_tokens_of_the_stop_string_are_counted():
+    events = say(sequence(stop=("cd",)), b"abcdef")
+    assert events[-1].usage.completion_tokens == 4
+    assert tokens_of(events) == list(b"abcd")
+
+
+def test_a_stop_completed_by_the_last_allowed_token_is_a_stop():
+    events = say(sequence(stop=("cd",), max_tokens=4), b"abcdef")
+    assert (text_of(events), events[-1].reasons) == ("ab", (FinishReason.STOP,))
+
+
+@pytest.mark.parametrize(("max_tokens", "context", "limit"), [(3, 1000, 3), (1, 1000, 1), (None, 12, 7), (100, 12, 7), (7, 12, 7)])
+def test_the_answer_ends_at_max_tokens_or_where_the_context_does(max_tokens, context, limit):
+    events = say(sequence(max_tokens=max_tokens, context_tokens=context), b"a" * 100)
+    assert text_of(events) == "a" * limit
+    assert events[-1].reasons == (FinishReason.LENGTH,)
+    assert events[-1].usage.completion_tokens == limit
+
+
+@pytest.mark.parametrize("text", ["ok 🫠 fin", "你好", "👩‍👩‍👧", "e\u0301\u0323"])
+def test_characters_of_several_tokens_come_whole(text):
+    events = say(sequence(), [*text.encode(), END_OF_TURN])
+    assert text_of(events) == text
+    assert not any("\ufffd" in event.text for event in events if isinstance(event, Chunk))
+    assert tokens_of(events) == list(text.encode())
+
+
+def test_logprobs_come_once_for_each_token_with_its_raw_bytes():
+    text = "a🫠b"
+    events = say(sequence(logprobs=2), [*text.encode(), END_OF_TURN])
+    chunks = [event for event in events if isinstance(event, Chunk)]
+    assert [len(chunk.logprobs) for chunk in chunks] == [len(chunk.token_ids) for chunk in chunks] == [1, 4, 1]
+    positions = [position for chunk in chunks for position in chunk.logprobs]
+    assert [position.chosen.raw for position in positions] == [bytes([byte]) for byte in text.encode()]
+    assert all(position.top[0] == position.chosen and len(position.top) == 2 for position in positions)
+
+
+def test_logprobs_are_the_model_s_own_whatever_the_sampling():
+    request = GenerateRequest("r", (Text("hello"),), SamplingParams(temperature=0, logit_bias=((98, 100.0),)), logprobs=1)
+    sampler = Sampler(request.sampling, Candidates(ByteTable.size), ByteTable.size, list(PROMPT))
+    (chunk,) = Sequence(request, list(PROMPT), VOCAB, sampler, 100).take(row(97))
+    (position,) = chunk.logprobs
+    assert (position.chosen.token, position.top[0].token) == (98, 97)
+    assert position.top[0].logprob - position.chosen.logprob == pytest.approx(10)
+
+
+def test_without_logprobs_none_are_computed():
+    assert all(not event.logprobs for event in say(sequence(), b"ab"))
+
+
+def test_a_failure_keeps_its_kind_and_message():
+    failed = sequence().fail(NativeError("decode failed"))[-1]
+    assert (failed.kind, failed.message) == (FailureKind.ENGINE_ERROR, "decode failed")
+
+
+def test_states_follow_what_is_computed():
+    made = sequence()
+    assert made.state is State.PREFILL
+    say(made, b"a")
+    assert made.state is State.DECODE
+    made.lose_cells()
+    assert (made.state, made.uncomputed, made.computed) == (State.WAITING, 6, 0)
+    made.admit(3)
+    assert made.state is State.PREFILL
+    made.advance(5)
+    assert made.state is State.DECODE
+    end_by_cancel(made)
+    assert made.state is State.DONE
+
+
+def test_progress_counts_the_prompt_s_tokens():
+    made = sequence()
+    made.lose_cells()
+    made.admit(0)
+    assert made.advance(2) + made.advance(3) == [Progress(2, 5), Progress(5, 5)]
+
+
+def test_a_decode_step_is_no_progress():
+    made = sequence()
+    say(made, b"a")
+    assert made.advance(1) == []
+
+
+@pytest.mark.xfail(strict=True, reason="recomputing a preempted prompt reports its progress again, after Chunks")
+def test_no_progress_is_reported_again_while_a_preempted_sequence_is_recomputed():
+    made = sequence()
+    say(made, b"a")
+    made.lose_cells()
+    made.admit(0)
+    assert made.advance(6) == []
+
+
+def test_times_are_not_negative_even_before_admission():
+    request = GenerateRequest("r", (Text("hello"),))
+    sampler = Sampler(request.sampling, Candidates(ByteTable.size), ByteTable.size, list(PROMPT))
+    (finished,) = Sequence(request, list(PROMPT), VOCAB, sampler, 100).finish(FinishReason.CANCELLED)
+    assert min(finished.timings.queue_s, finished.timings.prefill_s, finished.timings.decode_s) >= 0
+
+
+def test_the_seed_that_was_used_is_reported():
+    def reported(seed):
+        request = GenerateRequest("r", (Text("hello"),), SamplingParams(seed=seed))
+        sampler = Sampler(request.sampling, Candidates(ByteTable.size), ByteTable.size, list(PROMPT))
+        return Sequence(request, list(PROMPT), VOCAB, sampler, 100).finish(FinishReason.CANCELLED)[-1].seed
+
+    assert reported(42) == 42
+    assert reported(None) != reported(None)
