@@ -25,7 +25,7 @@ from pinyon.engine.events import Event, Failed, Finished
 from pinyon.engine.protocol import FromWorker, ToWorker
 from pinyon.engine.request import GenerateRequest, Text, Tokens
 
-WORKER_COMMAND: Final = (sys.executable, "-m", "pinyon.engine.worker")
+WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "pinyon.engine.worker")
 LOAD_ATTEMPTS: Final = 2
 DEATH_GRACE_S: Final = 1.0
 CLOSE_GRACE_S: Final = 2.0
@@ -218,6 +218,7 @@ class EngineClient:
         self._on_progress: Callable[[float], None] = lambda _fraction: None
         self._live: asyncio.Task[tuple[_Process, EngineInfo]] | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._process: _Process | None = None
         self._closed = False
 
     async def start(self, on_progress: Callable[[float], None] | None = None) -> EngineInfo:
@@ -273,10 +274,10 @@ class EngineClient:
         self._closed = True
         if self._live is None:
             return
-        self._live.cancel()
-        with contextlib.suppress(asyncio.CancelledError, EngineError):
-            process, _ = await self._live
-            await process.close()
+        if self._process is not None:
+            await self._process.close()
+        with contextlib.suppress(EngineError):
+            await self._live  # a load under way sees that its worker died, and that it shall not be tried again
         if self._serving is not None:
             await self._serving
 
@@ -289,10 +290,14 @@ class EngineClient:
 
     async def _load(self) -> tuple[_Process, EngineInfo]:
         for attempt in range(1, LOAD_ATTEMPTS + 1):
-            process = await _Process.spawn(self._command, self._log_path)
+            process = self._process = await _Process.spawn(self._command, self._log_path)
             try:
+                if self._closed:
+                    await process.close()
                 info = await process.handshake(self._config, self._on_progress)
             except EngineCrashedError as error:
+                if self._closed:
+                    raise
                 if attempt == LOAD_ATTEMPTS:
                     path = os.fsdecode(self._config.model_path)
                     raise ModelQuarantinedError(

@@ -47,16 +47,13 @@ class Engine:
             raise ContextOverflowError(len(prompt), self.context_tokens)
         return prompt
 
-    def submit(self, request: GenerateRequest, prompt: list[int]) -> list[Emitted]:
+    def submit(self, request: GenerateRequest, prompt: list[int]) -> None:
         """Queue a prepared request."""
-        if request.id in self._sequences:
-            error = InvalidRequestError(f"a request with the id {request.id!r} is still running")
-            return [(request.id, error.as_event())]
-        sampler = Sampler(request.sampling, self._candidates, self._vocab.size, prompt)
+        assert request.id not in self._sequences, "the client gives every open request an id of its own"
+        sampler = Sampler(request.sampling, self._candidates, self._vocab.size, self.context_tokens, prompt)
         sequence = Sequence(request, prompt, self._vocab, sampler, self.context_tokens)
         self._sequences[request.id] = sequence
         self._scheduler.add(sequence)
-        return []
 
     def cancel(self, request_id: str) -> list[Emitted]:
         """End a request in whatever state it is; one that has ended already is left alone."""

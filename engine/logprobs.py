@@ -17,5 +17,5 @@ def position_logprobs(logits: Logits, chosen: int, top: int, token_bytes: Callab
         return TokenLogprob(token, float(logits[token]) - log_sum, token_bytes(token))
 
     likeliest = np.argpartition(logits, -top)[-top:] if top else np.empty(0, np.intp)
-    in_order = likeliest[np.argsort(-logits[likeliest], kind="stable")]
+    in_order = likeliest[np.lexsort((likeliest, -logits[likeliest]))]
     return PositionLogprobs(entry(chosen), tuple(entry(int(token)) for token in in_order))

@@ -8,7 +8,7 @@ from typing import BinaryIO, Final, TypeAlias
 import msgspec
 
 from pinyon.engine.config import EngineConfig, EngineInfo
-from pinyon.engine.errors import ProtocolError
+from pinyon.engine.errors import InvalidRequestError, ProtocolError
 from pinyon.engine.events import Event, FailureKind
 from pinyon.engine.request import GenerateRequest, Text, Tokens
 
@@ -92,14 +92,16 @@ def encode_frame(message: ToWorker | FromWorker) -> bytes:
     """Return header and payload.
 
     Raises:
-        ProtocolError: the message is larger than a frame may be, or holds text that is not Unicode.
+        InvalidRequestError: text is not Unicode, a number has more than 64 bits, or the message is too large.
     """
     try:
         payload = _encoder.encode(message)
     except UnicodeEncodeError as error:
-        raise ProtocolError(f"text with a lone surrogate at {error.start} cannot be sent: it is not Unicode") from error
+        raise InvalidRequestError(f"text has half a surrogate pair at {error.start}: it is not Unicode") from error
+    except OverflowError as error:
+        raise InvalidRequestError("a number has more than 64 bits") from error
     if len(payload) > MAX_FRAME_BYTES:
-        raise ProtocolError(f"a message of {len(payload):,} bytes is over the limit of {MAX_FRAME_BYTES:,}")
+        raise InvalidRequestError(f"the message has {len(payload):,} bytes, the limit is {MAX_FRAME_BYTES:,}")
     return len(payload).to_bytes(HEADER_BYTES, "little") + payload
 
 

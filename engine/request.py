@@ -9,7 +9,12 @@ from pinyon.engine.errors import InvalidRequestError
 SEED_LIMIT = 2**32
 """Seeds are 32-bit in llama.cpp's samplers; its highest value means "random" there and is not used here."""
 
-MAX_STOPS = 16
+MIN_DIVISOR = 1e-4
+"""Logits are divided by temperature and repeat penalty in 32-bit floats, which overflow below this."""
+
+MAX_TOKENS = 2**31 - 1
+MAX_STOPS = 17
+"""Sixteen of the caller's, and the end-of-turn tag of a chat template."""
 MAX_STOP_BYTES = 256
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
@@ -50,12 +55,14 @@ class SamplingParams(msgspec.Struct, frozen=True):
     def checked(self, vocab_size: int) -> Self:
         """Return self, or raise InvalidRequestError naming the first field that is out of range."""
         # Comparisons are written so that NaN fails them.
-        _require("temperature", self.temperature, 0 <= self.temperature <= 100, "0 to 100")
+        temperature_ok = self.temperature == 0 or MIN_DIVISOR <= self.temperature <= 100
+        _require("temperature", self.temperature, temperature_ok, f"0, or {MIN_DIVISOR} to 100")
         _require("top_k", self.top_k, 0 <= self.top_k <= 2**31 - 1, "0 (no limit) or more")
         _require("top_p", self.top_p, 0 < self.top_p <= 1, "above 0, up to 1")
         _require("min_p", self.min_p, 0 <= self.min_p <= 1, "0 to 1")
         _require("typical_p", self.typical_p, 0 < self.typical_p <= 1, "above 0, up to 1")
-        _require("repeat_penalty", self.repeat_penalty, 0 < self.repeat_penalty <= 100, "above 0, up to 100; 1 is off")
+        penalty_ok = MIN_DIVISOR <= self.repeat_penalty <= 100
+        _require("repeat_penalty", self.repeat_penalty, penalty_ok, f"{MIN_DIVISOR} to 100; 1 is off")
         _require("repeat_last_n", self.repeat_last_n, 0 <= self.repeat_last_n <= 2**20, "0 to 1,048,576")
         _require("presence_penalty", self.presence_penalty, -2 <= self.presence_penalty <= 2, "-2 to 2")
         _require("frequency_penalty", self.frequency_penalty, -2 <= self.frequency_penalty <= 2, "-2 to 2")
@@ -88,11 +95,15 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     def checked(self, vocab_size: int) -> Self:
         """Return self, or raise InvalidRequestError naming the first field that is out of range."""
         self.sampling.checked(vocab_size)
-        _require("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "1 or more")
+        _require(
+            "max_tokens",
+            self.max_tokens,
+            self.max_tokens is None or 1 <= self.max_tokens <= MAX_TOKENS,
+            f"1 to {MAX_TOKENS}",
+        )
         _require("stop", len(self.stop), len(self.stop) <= MAX_STOPS, f"at most {MAX_STOPS} strings")
         for stop in self.stop:
-            size = len(stop.encode("utf-8", "surrogatepass"))
-            _require("stop", stop, 0 < size <= MAX_STOP_BYTES, f"strings of 1 to {MAX_STOP_BYTES} bytes")
+            _require("stop", stop, _can_stop(stop), f"text of 1 to {MAX_STOP_BYTES} bytes without NUL")
         _require(
             "logprobs",
             self.logprobs,
@@ -106,6 +117,16 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return self
 
 
+def _can_stop(text: str) -> bool:
+    """Whether an answer could contain the text: valid Unicode, not empty, of bounded size."""
+    try:
+        return 0 < len(text.encode()) <= MAX_STOP_BYTES and "\0" not in text
+    except UnicodeEncodeError:
+        return False
+
+
 def _require(field: str, value: object, ok: bool, allowed: str) -> None:
     if not ok:
-        raise InvalidRequestError(f"{field} is {value!r}; allowed: {allowed}")
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else f"{shown[:80]}..."
+        raise InvalidRequestError(f"{field} is {shown}; allowed: {allowed}")

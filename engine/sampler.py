@@ -17,22 +17,30 @@ class Sampler:
     The chain's order is llama.cpp's default: bias, penalties, top-k, typical, top-p, min-p, temperature, draw.
     """
 
-    def __init__(self, params: SamplingParams, candidates: Candidates, vocab_size: int, prompt: Sequence[int]) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        candidates: Candidates,
+        vocab_size: int,
+        context_tokens: int,
+        prompt: Sequence[int],
+    ) -> None:
         self.seed = secrets.randbelow(SEED_LIMIT - 1) if params.seed is None else params.seed
         self._candidates = candidates
-        self._chain = None if _is_plain_greedy(params) else self._build(params, vocab_size, prompt)
+        self._chain = None if _is_plain_greedy(params) else self._build(params, vocab_size, context_tokens, prompt)
 
-    def _build(self, params: SamplingParams, vocab_size: int, prompt: Sequence[int]) -> SamplerChain:
+    def _build(
+        self, params: SamplingParams, vocab_size: int, context_tokens: int, prompt: Sequence[int]
+    ) -> SamplerChain:
         chain = SamplerChain()
         if params.logit_bias:
             chain.add_logit_bias(vocab_size, params.logit_bias)
         if _has_repeat_penalty(params):
-            last = params.repeat_last_n
+            last = min(params.repeat_last_n, context_tokens)
             chain.add_penalties(vocab_size, last, repeat=params.repeat_penalty, history=prompt[-last:])
         if params.frequency_penalty or params.presence_penalty:
-            whole_output = 2**31 - 1
             chain.add_penalties(
-                vocab_size, whole_output, frequency=params.frequency_penalty, presence=params.presence_penalty
+                vocab_size, context_tokens, frequency=params.frequency_penalty, presence=params.presence_penalty
             )
         if params.temperature == 0:
             chain.add_greedy()

@@ -23,6 +23,7 @@ class Scheduler:
         self._cells = cells
         self._chunk_rows = chunk_rows
         self._free_cells_of = free_cells_of
+        self._sequence_ids = sequence_ids
         self._free_ids = list(range(sequence_ids))
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -85,6 +86,8 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError if a sequence id or a cell is lost or held twice. Cheap; meant for idle time and tests."""
-        held = [sequence.sequence_id for sequence in self.running]
-        assert len({*held, *self._free_ids}) == len(held) + len(self._free_ids), "a sequence id is held twice"
+        held = [sequence.sequence_id for sequence in self.running if sequence.sequence_id is not None]
+        assert sorted([*held, *self._free_ids]) == list(range(self._sequence_ids)), (
+            "a sequence id is lost or held twice"
+        )
         assert 0 <= self.used_cells <= self._cells, f"{self.used_cells} cells used of {self._cells}"

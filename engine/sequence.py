@@ -50,6 +50,7 @@ class Sequence:
         self._vocab = vocab
         self._sampler = sampler
         self._text = TextStream(request.stop)
+        self._reported = 0
         self._unsent_from = self.prompt_tokens
         self._unsent_logprobs: list[PositionLogprobs] = []
         self._created = time.monotonic()
@@ -80,10 +81,12 @@ class Sequence:
 
     def advance(self, rows: int) -> list[Event]:
         """Count rows as computed; tell how far the prompt is."""
-        in_prompt = self.computed < self.prompt_tokens
         self.computed += rows
         done = min(self.computed, self.prompt_tokens)
-        return [Progress(done, self.prompt_tokens)] if in_prompt else []
+        if done <= self._reported:  # decoding, or computing again what was computed before
+            return []
+        self._reported = done
+        return [Progress(done, self.prompt_tokens)]
 
     def take(self, logits: Logits) -> list[Event]:
         """Choose the next token from the last row's logits; return what became visible, and the end if it is one."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Protocol
 
+from pinyon.engine.errors import InvalidRequestError
 from pinyon.engine.request import Text, Tokens
 
 
@@ -91,5 +92,11 @@ class Vocab:
         return self._table.tokenize(text.encode("utf-8", "replace"), parse_special=parse_special) if text else []
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the visible text of tokens; bytes that are not UTF-8 become U+FFFD."""
+        """Return the visible text of tokens; bytes that are not UTF-8 become U+FFFD.
+
+        Raises:
+            InvalidRequestError: an id is outside the vocabulary, where native code would abort.
+        """
+        if unknown := [token for token in tokens if not 0 <= token < self.size]:
+            raise InvalidRequestError(f"token id {unknown[0]} is outside the vocabulary: use 0 to {self.size - 1}")
         return b"".join(self.token_bytes(token) for token in tokens).decode("utf-8", "replace")

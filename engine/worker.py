@@ -126,8 +126,8 @@ class Worker:
         self._cancelled_early.discard(request.id)
         if isinstance(prompt, EngineError):
             return [(request.id, prompt.as_event())]
-        emitted = engine.submit(request, prompt)
-        return emitted + engine.cancel(request.id) if cancelled else emitted
+        engine.submit(request, prompt)
+        return engine.cancel(request.id) if cancelled else []
 
     def _send_events(self, events: list[Emitted]) -> None:
         if events:
@@ -168,12 +168,13 @@ def start_thread(name: str, body: Callable[[], None]) -> None:
 def _write_frames(outbox: SimpleQueue[FromWorker], stream: BinaryIO) -> None:
     while True:
         stream.write(protocol.encode_frame(outbox.get()))
+        stream.flush()
 
 
 def _take_over_pipes() -> tuple[BinaryIO, BinaryIO]:
     """Keep the pipes for frames alone: whatever native code prints goes where stderr goes, to the log file."""
     frames_in = os.fdopen(os.dup(0), "rb")
-    frames_out = os.fdopen(os.dup(1), "wb", buffering=0)
+    frames_out = os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

@@ -315,7 +315,9 @@ def install(wanted: str, lock: int) -> None:
         if not has_compilers():
             fail(NO_COMPILER)
         level = environment["CMAKE_BUILD_PARALLEL_LEVEL"]
-        say(f"llama.cpp is compiled once, unless pip has kept it: about 5 minutes on 2 cores ({level} compilers at a time)")
+        say(
+            f"llama.cpp is compiled once, unless pip has kept it: about 5 minutes on 2 cores ({level} compilers at a time)"
+        )
         what = "compiling"
     # -v: the compiler's output goes to the log, where it explains a failure and shows how far it is.
     if not run_logged(what, [*pip, "-v", "-e", f".{EXTRAS[wanted]}"], environment, lock):

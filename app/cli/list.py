@@ -7,6 +7,7 @@ import msgspec
 
 from pinyon.app.cli.terminal import for_stdout
 from pinyon.app.settings import Folders
+from pinyon.models import catalog
 from pinyon.models.model_record import Record
 from pinyon.models.store import Store
 
@@ -14,7 +15,7 @@ from pinyon.models.store import Store
 @click.command(name="list")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def command(as_json: bool) -> None:
-    """Show the models that are here: name, size, where from, file."""
+    """Show the models that are here: name, size, where from, file. What could be pulled is told on stderr."""
     listing = Store(Folders.of_user().models).list()
     for broken in listing.broken:
         print(f"pinyon: {broken.reason}: `pinyon rm {broken.name}` forgets it", file=sys.stderr)
@@ -24,6 +25,11 @@ def command(as_json: bool) -> None:
     width = max((len(record.name) for record in listing.records), default=0)
     for record in listing.records:
         print(for_stdout(_line(record, width)))
+    here = {record.name for record in listing.records}
+    for entry in catalog.CATALOG:
+        if entry.name not in here:
+            size = f"{entry.size_bytes / 1e6:.0f} MB"
+            print(f"`pinyon pull {entry.name}` fetches {entry.title} ({size}, {entry.license})", file=sys.stderr)
 
 
 def _line(record: Record, width: int) -> str:

@@ -57,7 +57,7 @@ def command(
     stats: bool,
     no_template: bool,
 ) -> ExitCode:
-    r"""Answer one prompt. Text from a pipe comes before the PROMPT:
+    """Answer one prompt. Text from a pipe comes before the PROMPT.
 
     \b
         pinyon run "Why is the sky blue?"
@@ -65,7 +65,7 @@ def command(
         cat notes.txt | pinyon run "Summarise:"
 
     A first word that names an installed model, or one that can be pulled, is the model.
-    """
+    """  # noqa: D301  click needs the control character itself
     folders = Folders.of_user()
     settings = load_settings(folders)
     store = Store(folders.models)

@@ -32,6 +32,7 @@ from pinyon.engine.text_stream import TextStream
 
 GREEDY = SamplingParams(temperature=0)
 SEEDED = SamplingParams(temperature=1, top_p=1, min_p=0, repeat_penalty=1.3, seed=42)
+ENDLESS = msgspec.structs.replace(SEEDED, logit_bias=((END_OF_TURN, -100.0),))
 CONTEXT = 100
 
 
@@ -73,7 +74,8 @@ def test_an_answer_ends_at_any_end_of_generation_token(end):
 
 
 @pytest.mark.parametrize(
-    ("stops", "text"), [((), "alpha beta gamma delta"), (("beta gamma",), "alpha "), (("ta ga", "beta gamma"), "alpha be")]
+    ("stops", "text"),
+    [((), "alpha beta gamma delta"), (("beta gamma",), "alpha "), (("ta ga", "beta gamma"), "alpha be")],
 )
 def test_stop_strings_cut_the_answer(stops, text):
     events = answer(scripted(a=b"alpha beta gamma delta"), ask("a", stop=stops))["a"]
@@ -105,6 +107,17 @@ def test_a_decoder_shared_by_requests_would_be_noticed(monkeypatch):
 
     monkeypatch.setattr("pinyon.engine.sequence.TextStream", with_shared_decoder)
     assert answers_in_one_batch() != MIXED
+
+
+def test_the_repeat_penalty_sees_the_whole_prompt():
+    def next_token(_name, _tokens, _generated):
+        row = np.zeros(ByteTable.size, np.float32)
+        row[[ord("x"), ord("y"), ord("z")]] = 10, 9, 8
+        return row
+
+    penalised = SamplingParams(temperature=0, repeat_penalty=2.0)
+    for prompt, expected in {"ab": "x", "xb": "y", "bx": "y", "xy": "z"}.items():
+        assert text_of(answer(next_token, ask("a", prompt, penalised, max_tokens=1))["a"]) == expected
 
 
 def test_control_strings_in_the_prompt_are_text():
@@ -171,17 +184,6 @@ def test_an_answer_ends_with_length_where_the_context_does(prompt_tokens, limit,
     assert events[-1].usage.completion_tokens == limit
 
 
-def test_a_second_request_with_a_running_one_s_id_is_refused_and_the_first_goes_on():
-    engine, *_ = make_engine(scripted(a=b"answer"))
-    submit(engine, ask("a"))
-    events = [event for _ in range(3) for _, event in engine.step()]
-    ((name, refusal),) = submit(engine, ask("a", "other"))
-    assert (name, refusal.kind) == ("a", FailureKind.INVALID_REQUEST)
-    while engine.busy:
-        events += [event for _, event in engine.step()]
-    assert text_of(events) == "answer"
-
-
 def test_an_id_can_be_used_again_after_its_end():
     engine, *_ = make_engine(scripted(a=b"answer"))
     assert [text_of(run_to_end(engine, ask("a"))["a"]) for _ in range(2)] == ["answer", "answer"]
@@ -232,7 +234,9 @@ def test_a_request_can_be_cancelled_when(steps):
 
 def test_a_request_can_be_cancelled_when_it_was_preempted():
     engine, runner, scheduler = make_engine(scripted(a=b"x" * 300, b=b"y" * 300), cells=200)
-    events = [pair for name in "ab" for pair in submit(engine, ask(name))] + engine.step()
+    submit(engine, ask("a"))
+    submit(engine, ask("b"))
+    events = engine.step()
     while engine._sequences["b"].state is not State.WAITING:
         events += engine.step()
     events += engine.cancel("b")
@@ -291,15 +295,9 @@ def test_damaged_logits_fail_their_own_request_only(damage, sampling):
 # Seeds
 
 
-def drawn(seed, *others, cells=4096):
-    request = ask("a", sampling=msgspec.structs.replace(SEEDED, seed=seed), max_tokens=100)
-    return text_of(answer(without_end, request, *others, cells=cells)["a"])
-
-
-def without_end(name, tokens, generated):
-    row = hashed_logits(name, tokens, generated)
-    row[END_OF_TURN] = -100
-    return row
+def drawn(seed, *others):
+    request = ask("a", sampling=msgspec.structs.replace(ENDLESS, seed=seed), max_tokens=100)
+    return text_of(answer(hashed_logits, request, *others)["a"])
 
 
 def test_a_seed_gives_the_same_text_and_another_seed_another():
@@ -312,21 +310,17 @@ def test_a_seed_s_text_does_not_depend_on_other_requests():
 
 
 def test_a_seed_s_text_does_not_depend_on_preemption():
-    preempted = world_of_two(200)
-    assert preempted.preemptions > 0
-    assert text_of(preempted.events["b"]) == text_of(run_alone(preempted.requests["b"], 200))
-
-
-def world_of_two(cells):
-    world = World(cells, sequence_ids=2)
+    world = World(cells=200, sequence_ids=2)
     for name in "ab":
-        world.submit(ask(name, letters(name, 10), SEEDED, max_tokens=120))
+        world.submit(ask(name, sampling=ENDLESS, max_tokens=120))
     world.finish()
-    return world
+    assert world.preemptions > 0
+    assert text_of(world.events["b"]) == text_of(run_alone(world.requests["b"], 200))
 
 
 def test_without_a_seed_answers_differ():
-    events = answer(without_end, *(ask(name, "same", SamplingParams(), max_tokens=100) for name in "ab"))
+    endless = msgspec.structs.replace(ENDLESS, seed=None)
+    events = answer(hashed_logits, *(ask(name, sampling=endless, max_tokens=100) for name in "ab"))
     assert text_of(events["a"]) != text_of(events["b"])
     assert events["a"][-1].seed != events["b"][-1].seed
 
@@ -355,12 +349,14 @@ class World:
     def submit(self, request):
         self.requests[request.id] = request
         self.events[request.id] = []
-        self._record(submit(self.engine, request))
+        submit(self.engine, request)
 
     def step(self):
         before = {name for name, sequence in self.engine._sequences.items() if sequence.sequence_id is not None}
+        oldest = next(iter(self.scheduler.running), None)
         self._record(self.engine.step())
         self.steps += 1
+        assert oldest is None or oldest.done or oldest.sequence_id is not None, "the oldest lost its cells"
         after = self.engine._sequences
         self.preemptions += sum(name in after and after[name].sequence_id is None for name in before)
 
@@ -416,29 +412,29 @@ class World:
 def random_request(random, name, cells):
     return ask(
         name,
-        letters(name, random.randint(1, min(300, cells - 1))),
-        random.choice([GREEDY, SEEDED]),
-        max_tokens=random.choice([None, random.randint(1, 150)]),
-        stop=random.choice([(), ("ab", "q", "xyz")]),
+        letters(name, random.randint(1, random.choice([20, min(300, cells - 1)]))),
+        random.choice([GREEDY, SEEDED, ENDLESS]),
+        max_tokens=random.choice([None, random.randint(1, 300)]),
+        stop=random.choice([(), (), ("abc", "xq", "yz")]),
         logprobs=random.choice([None, 0, 2]),
     )
 
 
 def random_world(seed):
     random = Random(seed)
-    world = World(cells=random.randint(150, 500), sequence_ids=random.choice([1, 2, 3, 6]))
+    world = World(cells=random.randint(200, 500), sequence_ids=random.choice([2, 3, 6]))
     for number in range(random.randint(2, 8)):
         world.submit(random_request(random, f"r{number}", world.cells))
-        for _ in range(random.randint(0, 25)):
+        for _ in range(random.randint(0, 12)):
             if world.engine.busy:
                 world.step()
-        if random.random() < 0.4:
+        if random.random() < 0.3:
             world.cancel(random.choice(list(world.requests)))
     world.finish()
     return world
 
 
-SEEDS = range(60)
+SEEDS = range(50)
 
 
 def test_random_traffic_gives_every_request_its_own_answer():
@@ -468,12 +464,6 @@ def preempt_the_oldest(self, _newest):
     self.waiting.appendleft(oldest)
 
 
-def put_the_preempted_last(self, sequence):
-    self.release(sequence)
-    sequence.lose_cells()
-    self.waiting.append(sequence)
-
-
 def lose_the_answer_too(self):
     self.sequence_id, self.computed = None, 0
     del self.tokens[self.prompt_tokens :]
@@ -481,7 +471,9 @@ def lose_the_answer_too(self):
 
 def reopen_the_sampler(self):
     self.sequence_id, self.computed = None, 0
-    self._sampler = type(self._sampler)(self.request.sampling, self._sampler._candidates, ByteTable.size, self.tokens)
+    self._sampler = type(self._sampler)(
+        self.request.sampling, self._sampler._candidates, ByteTable.size, 4096, self.tokens
+    )
 
 
 @pytest.mark.parametrize(
@@ -498,8 +490,7 @@ def test_random_traffic_notices_a_planted_fault(owner, method, fault, monkeypatc
     run_alone.cache_clear()
     monkeypatch.setattr(owner, method, fault)
     with pytest.raises((AssertionError, IndexError)):
-        for seed in SEEDS:
-            random_world(seed)
+        list(map(random_world, SEEDS))
 
 
 class Traffic(RuleBasedStateMachine):
@@ -512,8 +503,8 @@ class Traffic(RuleBasedStateMachine):
     @rule(
         prompt_tokens=st.integers(1, 199),
         max_tokens=st.none() | st.integers(1, 150),
-        sampling=st.sampled_from([GREEDY, SEEDED]),
-        stop=st.sampled_from([(), ("ab", "q")]),
+        sampling=st.sampled_from([GREEDY, SEEDED, ENDLESS]),
+        stop=st.sampled_from([(), ("abc", "xq")]),
     )
     def submit(self, prompt_tokens, max_tokens, sampling, stop):
         name = f"r{len(self.world.requests)}"
@@ -540,4 +531,4 @@ class Traffic(RuleBasedStateMachine):
 
 
 TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestTraffic.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)

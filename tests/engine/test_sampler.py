@@ -7,21 +7,20 @@ from hypothesis import strategies as st
 
 from pinyon.engine.errors import NativeError
 from pinyon.engine.native import Candidates, SamplerChain
-from pinyon.engine.request import SamplingParams
+from pinyon.engine.request import MIN_DIVISOR, SamplingParams
 from pinyon.engine.sampler import Sampler
 
 VOCAB = 12
+CONTEXT = 4096
 A, B = 3, 7
 OPEN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """Draws from the model's own distribution."""
 GREEDY = {"temperature": 0.0}
 DRAWS = 4000
 
-allocates_8_gib = pytest.mark.xfail(run=False, reason="presence and frequency penalties allocate 8 GiB a request")
-
 
 def sampler(prompt=(), candidates=None, **params):
-    return Sampler(SamplingParams(**params), candidates or Candidates(VOCAB), VOCAB, prompt)
+    return Sampler(SamplingParams(**params), candidates or Candidates(VOCAB), VOCAB, CONTEXT, prompt)
 
 
 def logits(**peaks):
@@ -226,27 +225,23 @@ def test_repeat_penalty_over_no_tokens_is_off():
     assert sampler([A], repeat_penalty=2.0, repeat_last_n=0, **GREEDY).choose(logits(a=10, b=9)) == A
 
 
-@allocates_8_gib
 @pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
 def test_presence_and_frequency_count_the_output_and_not_the_prompt(penalty):
     penalised = sampler([A] * 8, **{penalty: 2.0}, **GREEDY)
     assert [penalised.choose(logits(a=10, b=9)) for _ in range(2)] == [A, B]
 
 
-@allocates_8_gib
 def test_presence_is_taken_once_and_frequency_each_time():
     once, each = sampler(presence_penalty=1.0, **GREEDY), sampler(frequency_penalty=1.0, **GREEDY)
     assert [once.choose(logits(a=10, b=8.5)) for _ in range(4)] == [A, A, A, A]
     assert [each.choose(logits(a=10, b=8.5)) for _ in range(4)] == [A, A, B, A]
 
 
-@allocates_8_gib
 def test_negative_presence_keeps_what_was_said():
     keeps = sampler(presence_penalty=-2.0, **GREEDY)
     assert [keeps.choose(row) for row in (logits(a=10, b=9), logits(a=9, b=10))] == [A, A]
 
 
-@allocates_8_gib
 def test_frequency_penalty_reaches_further_back_than_64_tokens():
     penalised = sampler(frequency_penalty=2.0, **GREEDY)
     penalised.choose(logits(a=10))
@@ -257,7 +252,6 @@ def test_frequency_penalty_reaches_further_back_than_64_tokens():
     assert penalised.choose(logits(a=10, b=9)) == B
 
 
-@pytest.mark.xfail(strict=True, reason="the native history of last_n tokens is allocated at once: 8 GiB")
 @pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
 def test_a_penalty_s_history_is_a_few_megabytes_at_most(penalty, monkeypatch):
     lengths = []
@@ -306,7 +300,7 @@ def test_a_bias_is_added_to_the_logit():
 def test_nan_and_infinity_are_errors(params, value, position):
     row = spread()
     row[position] = value
-    with pytest.raises(NativeError, match="nan|inf"):
+    with pytest.raises(NativeError, match=str(value)):
         sampler(**params).choose(row)
 
 
@@ -321,7 +315,5 @@ def test_tokens_of_minus_infinity_are_never_drawn():
     assert set(draws(OPEN, row, 300)) == {A, B}
 
 
-@pytest.mark.xfail(strict=True, reason="the division by the temperature overflows and the last token is drawn")
-@pytest.mark.parametrize("temperature", [1e-38, 1e-40])
-def test_a_tiny_temperature_draws_the_likeliest_token(temperature):
-    assert set(draws(OPEN | {"temperature": temperature}, logits(a=10, b=9), 20)) == {A}
+def test_the_smallest_temperature_allowed_draws_the_likeliest_token():
+    assert set(draws(OPEN | {"temperature": MIN_DIVISOR}, logits(a=10, b=9), 20)) == {A}

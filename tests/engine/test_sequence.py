@@ -20,13 +20,13 @@ def row(token):
     return logits
 
 
-def sequence(context_tokens=1000, **fields):
-    """A sequence that has computed its prompt."""
+def sequence(context_tokens=1000, computed=5, **fields):
+    """A sequence that has computed that much of its prompt."""
     request = GenerateRequest("r", (Text(PROMPT.decode()),), SamplingParams(temperature=0), **fields)
-    sampler = Sampler(request.sampling, Candidates(ByteTable.size), ByteTable.size, list(PROMPT))
+    sampler = Sampler(request.sampling, Candidates(ByteTable.size), ByteTable.size, 4096, list(PROMPT))
     made = Sequence(request, list(PROMPT), VOCAB, sampler, context_tokens)
     made.admit(0)
-    made.advance(len(PROMPT))
+    made.advance(computed)
     return made
 
 
@@ -96,6 +96,13 @@ def test_every_end_of_generation_token_ends_the_answer_unseen_and_uncounted(toke
     assert sum(len(event.logprobs) for event in events if isinstance(event, Chunk)) == 2
 
 
+def test_an_end_that_is_ignored_is_counted_but_not_shown():
+    events = say(sequence(ignore_eos=True, max_tokens=4), [97, EOS, 98, END_OF_TURN, 99])
+    assert (text_of(events), tokens_of(events)) == ("ab", [97, EOS, 98, END_OF_TURN])
+    assert events[-1].reasons == (FinishReason.LENGTH,)
+    assert events[-1].usage.completion_tokens == 4
+
+
 def test_an_answer_that_ends_at_once_is_empty():
     events = say(sequence(), [END_OF_TURN])
     assert [type(event) for event in events] == [Finished]
@@ -111,7 +118,12 @@ def test_control_tokens_that_do_not_end_the_answer_are_counted_but_not_shown():
 
 @pytest.mark.parametrize(
     ("stops", "text"),
-    [(("beta gamma",), "alpha "), (("ta ga", "beta gamma"), "alpha be"), (("alpha",), ""), (("zzz",), "alpha beta gamma delta")],
+    [
+        (("beta gamma",), "alpha "),
+        (("ta ga", "beta gamma"), "alpha be"),
+        (("alpha",), ""),
+        (("zzz",), "alpha beta gamma delta"),
+    ],
 )
 def test_text_ends_before_a_stop_string(stops, text):
     events = say(sequence(stop=stops), [*b"alpha beta gamma delta", END_OF_TURN])
@@ -130,7 +142,9 @@ def test_a_stop_completed_by_the_last_allowed_token_is_a_stop():
     assert (text_of(events), events[-1].reasons) == ("ab", (FinishReason.STOP,))
 
 
-@pytest.mark.parametrize(("max_tokens", "context", "limit"), [(3, 1000, 3), (1, 1000, 1), (None, 12, 7), (100, 12, 7), (7, 12, 7)])
+@pytest.mark.parametrize(
+    ("max_tokens", "context", "limit"), [(3, 1000, 3), (1, 1000, 1), (None, 12, 7), (100, 12, 7), (7, 12, 7)]
+)
 def test_the_answer_ends_at_max_tokens_or_where_the_context_does(max_tokens, context, limit):
     events = say(sequence(max_tokens=max_tokens, context_tokens=context), b"a" * 100)
     assert text_of(events) == "a" * limit
@@ -157,8 +171,10 @@ def test_logprobs_come_once_for_each_token_with_its_raw_bytes():
 
 
 def test_logprobs_are_the_model_s_own_whatever_the_sampling():
-    request = GenerateRequest("r", (Text("hello"),), SamplingParams(temperature=0, logit_bias=((98, 100.0),)), logprobs=1)
-    sampler = Sampler(request.sampling, Candidates(ByteTable.size), ByteTable.size, list(PROMPT))
+    request = GenerateRequest(
+        "r", (Text("hello"),), SamplingParams(temperature=0, logit_bias=((98, 100.0),)), logprobs=1
+    )
+    sampler = Sampler(request.sampling, Candidates(ByteTable.size), ByteTable.size, 4096, list(PROMPT))
     (chunk,) = Sequence(request, list(PROMPT), VOCAB, sampler, 100).take(row(97))
     (position,) = chunk.logprobs
     assert (position.chosen.token, position.top[0].token) == (98, 97)
@@ -189,10 +205,16 @@ def test_states_follow_what_is_computed():
     assert made.state is State.DONE
 
 
-def test_progress_counts_the_prompt_s_tokens():
+def test_the_last_token_of_a_prompt_is_not_decoding():
     made = sequence()
     made.lose_cells()
     made.admit(0)
+    made.advance(len(PROMPT) - 1)
+    assert (made.uncomputed, made.state) == (1, State.PREFILL)
+
+
+def test_progress_counts_the_prompt_s_tokens():
+    made = sequence(computed=0)
     assert made.advance(2) + made.advance(3) == [Progress(2, 5), Progress(5, 5)]
 
 
@@ -202,7 +224,6 @@ def test_a_decode_step_is_no_progress():
     assert made.advance(1) == []
 
 
-@pytest.mark.xfail(strict=True, reason="recomputing a preempted prompt reports its progress again, after Chunks")
 def test_no_progress_is_reported_again_while_a_preempted_sequence_is_recomputed():
     made = sequence()
     say(made, b"a")
@@ -213,7 +234,7 @@ def test_no_progress_is_reported_again_while_a_preempted_sequence_is_recomputed(
 
 def test_times_are_not_negative_even_before_admission():
     request = GenerateRequest("r", (Text("hello"),))
-    sampler = Sampler(request.sampling, Candidates(ByteTable.size), ByteTable.size, list(PROMPT))
+    sampler = Sampler(request.sampling, Candidates(ByteTable.size), ByteTable.size, 4096, list(PROMPT))
     (finished,) = Sequence(request, list(PROMPT), VOCAB, sampler, 100).finish(FinishReason.CANCELLED)
     assert min(finished.timings.queue_s, finished.timings.prefill_s, finished.timings.decode_s) >= 0
 
@@ -221,7 +242,7 @@ def test_times_are_not_negative_even_before_admission():
 def test_the_seed_that_was_used_is_reported():
     def reported(seed):
         request = GenerateRequest("r", (Text("hello"),), SamplingParams(seed=seed))
-        sampler = Sampler(request.sampling, Candidates(ByteTable.size), ByteTable.size, list(PROMPT))
+        sampler = Sampler(request.sampling, Candidates(ByteTable.size), ByteTable.size, 4096, list(PROMPT))
         return Sequence(request, list(PROMPT), VOCAB, sampler, 100).finish(FinishReason.CANCELLED)[-1].seed
 
     assert reported(42) == 42

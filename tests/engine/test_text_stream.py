@@ -8,7 +8,15 @@ from hypothesis.errors import NoSuchExample
 
 from pinyon.engine.text_stream import TextStream
 
-UNICODE_SAMPLES = ["ok 🫠 fin", "你好，世界", "👩‍👩‍👧 family", "e\u0301 a\u0308\u0323", "\u202eabc\u202c", "a\x00b", "🏴󠁧󠁢󠁥󠁮󠁧󠁿"]
+UNICODE_SAMPLES = [
+    "ok 🫠 fin",
+    "你好, 世界",
+    "👩‍👩‍👧 family",
+    "e\u0301 a\u0308\u0323",
+    "\u202eabc\u202c",
+    "a\x00b",
+    "🏴󠁧󠁢󠁥󠁮󠁧󠁿",
+]
 
 
 def shown(stream, chunks):
@@ -117,7 +125,7 @@ def test_the_property_catches_a_planted_fault(faulty):
             return True
         return False
 
-    search = settings(max_examples=5000, deadline=None, database=None, phases=[Phase.generate])
+    search = settings(max_examples=5000, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
     try:
         find(cases, breaks, settings=search)
     except NoSuchExample:

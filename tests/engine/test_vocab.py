@@ -3,6 +3,7 @@ from fakes import BOS, END_OF_TURN, EOS, SPECIAL, USER_TAG, ByteTable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pinyon.engine.errors import InvalidRequestError
 from pinyon.engine.request import Text, Tokens
 from pinyon.engine.vocab import Vocab
 
@@ -109,7 +110,15 @@ def test_strings_of_the_vocabulary():
 
 @pytest.mark.parametrize(
     ("text", "is_tag"),
-    [("<think>", True), ("[INST]", True), ("</tool>", True), ("    ", False), ("\n\n", False), ("<a b>", False), ("<>", False)],
+    [
+        ("<think>", True),
+        ("[INST]", True),
+        ("</tool>", True),
+        ("    ", False),
+        ("\n\n", False),
+        ("<a b>", False),
+        ("<>", False),
+    ],
 )
 def test_only_user_defined_tokens_that_look_like_tags_are_tags(text, is_tag):
     table = ByteTable()
@@ -119,6 +128,12 @@ def test_only_user_defined_tokens_that_look_like_tags_are_tags(text, is_tag):
 
 def test_control_tokens_are_invisible_and_user_defined_ones_are_not():
     assert Vocab(ByteTable()).decode([BOS, *"é".encode(), USER_TAG, END_OF_TURN, EOS]) == "é<tool>"
+
+
+@pytest.mark.parametrize("token", [-1, ByteTable.size, 2**31, 2**32 + 5, 2**63])
+def test_an_id_outside_the_vocabulary_never_reaches_the_table(token):
+    with pytest.raises(InvalidRequestError, match=rf"token id {token}\b"):
+        Vocab(ByteTable()).decode([65, token])
 
 
 @given(st.binary(max_size=12))

@@ -14,7 +14,7 @@ SKIPPED_FOLDERS = {".git", ".hypothesis", ".venv", "__pycache__", "build", "dist
 
 # Brackets keep the patterns from matching themselves.
 REGISTRIES = re.compile(
-    r"pyp[i][.]org|pythonhoste[d][.]org|anacond[a][.]org|conda-forg[e][.]|[a]betlen[.]github[.]io", re.I
+    r"pyp[i][.]org|pythonhoste[d][.]org|anacond[a][.]org|conda-forg[e][.]|[a]betlen[.]github[.]io", re.IGNORECASE
 )
 MACHINE_PATHS = re.compile(r"/roo[t]/|/hom[e]/\w|/User[s]/\w|/opt/pyp[i]|/opt/wheel[s]|/wor[k]/|[/]tmp/\w+[.]")
 

@@ -5,6 +5,7 @@ all of it. So an answer shows whether a sequence saw exactly its own tokens, alo
 """
 
 import hashlib
+from array import array
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
@@ -67,7 +68,7 @@ Next = Callable[[str, Sequence[int], int], int | Logits]
 
 
 def _digest(tokens: Sequence[int]) -> bytes:
-    return hashlib.sha256(repr(list(tokens)).encode()).digest()
+    return hashlib.sha256(array("i", tokens)).digest()
 
 
 def hashed(_request_id: str, tokens: Sequence[int], _generated: int) -> int:
@@ -76,9 +77,11 @@ def hashed(_request_id: str, tokens: Sequence[int], _generated: int) -> int:
 
 
 def hashed_logits(_request_id: str, tokens: Sequence[int], _generated: int) -> Logits:
-    """Letters and the end of turn, several of them likely; all depends on every token so far."""
+    """Several likely letters, and once in 128 times the end of turn, that depend on every token so far."""
+    digest = _digest(tokens)
     row = np.full(ByteTable.size, -20, np.float32)
-    row[[*range(ord("a"), ord("z") + 1), END_OF_TURN]] = np.frombuffer(_digest(tokens)[:27], np.uint8) / np.float32(100)
+    row[ord("a") : ord("z") + 1] = np.frombuffer(digest[:26], np.uint8) / np.float32(100)
+    row[END_OF_TURN] = 10 if digest[26] < 2 else -20
     return row
 
 
@@ -153,13 +156,15 @@ def make_engine(
     return Engine(Vocab(ByteTable(adds_bos=adds_bos)), runner, scheduler, cells), runner, scheduler
 
 
-def submit(engine: Engine, request: GenerateRequest) -> list[Emitted]:
-    return engine.submit(request, engine.prepare(request))
+def submit(engine: Engine, request: GenerateRequest) -> None:
+    engine.submit(request, engine.prepare(request))
 
 
 def run_to_end(engine: Engine, *requests: GenerateRequest) -> dict[str, list[Event]]:
     """Submit requests together and step until all have ended; return each one's events."""
-    emitted = [pair for request in requests for pair in submit(engine, request)]
+    emitted: list[Emitted] = []
+    for request in requests:
+        submit(engine, request)
     while engine.busy:
         emitted += engine.step()
     return {request.id: [event for owner, event in emitted if owner == request.id] for request in requests}
