@@ -135,8 +135,7 @@ class _Process:
                 ended = isinstance(event, Finished | Failed)
                 yield event
         finally:
-            del self._streams[request.id]
-            if not ended:
+            if not ended:  # the id stays taken until the worker has answered the cancel
                 self.post(protocol.Cancel(request.id))
 
     async def call(self, make: Callable[[int], ToWorker]) -> FromWorker:
@@ -156,8 +155,7 @@ class _Process:
                 match await self._receive():
                     case protocol.Events(events):
                         for request_id, event in events:
-                            if request_id in self._streams:
-                                self._streams[request_id].put_nowait(event)
+                            self._deliver(request_id, event)
                     case protocol.TokenizeReply() | protocol.DetokenizeReply() | protocol.CallFailed() as reply:
                         if (call := self._calls.get(reply.call)) is not None and not call.done():
                             call.set_result(reply)
@@ -165,14 +163,19 @@ class _Process:
                         raise ProtocolError(f"the worker sent {type(other).__name__} while serving")
         await self._die()
 
+    def _deliver(self, request_id: str, event: Event) -> None:
+        self._streams[request_id].put_nowait(event)
+        if isinstance(event, Finished | Failed):
+            del self._streams[request_id]
+
     async def _die(self) -> EngineCrashedError:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), DEATH_GRACE_S)
         self.kill()
         await self._process.wait()
         error = EngineCrashedError(f"the engine process died: {self._cause()}")
-        for stream in self._streams.values():
-            stream.put_nowait(error.as_event())
+        for request_id in list(self._streams):
+            self._deliver(request_id, error.as_event())
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(error)

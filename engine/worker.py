@@ -1,10 +1,10 @@
 """The child process that runs one model: the only process with native code. Started by `client`, ended by EOF on stdin.
 
-Four threads, joined by queues, so that none waits for another's work:
+Three threads, joined by queues, so that none waits for another's work:
   main    reads frames
   text    checks and tokenises prompts (a long one must not stall the step loop)
   engine  loads and owns the model; takes commands between steps
-  writer  encodes and writes frames while the engine computes
+Each writes its own frames. A pipe that is full stops the engine, and rightly: everyone who could read has stopped.
 The text and engine threads have large stacks: some tokenizers recurse once per character.
 """
 
@@ -165,10 +165,18 @@ def start_thread(name: str, body: Callable[[], None]) -> None:
     threading.Thread(target=guarded, name=name, daemon=True).start()
 
 
-def _write_frames(outbox: SimpleQueue[FromWorker], stream: BinaryIO) -> None:
-    while True:
-        stream.write(protocol.encode_frame(outbox.get()))
-        stream.flush()
+class FrameWriter:
+    """Writes whole frames to the service, from any thread."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def send(self, message: FromWorker) -> None:
+        frame = protocol.encode_frame(message)
+        with self._lock:
+            self._stream.write(frame)
+            self._stream.flush()
 
 
 def _take_over_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -204,9 +212,7 @@ def _read_start(frames_in: BinaryIO) -> EngineConfig:
 def main() -> None:
     frames_in, frames_out = _take_over_pipes()
     _guard_process()
-    outbox: SimpleQueue[FromWorker] = SimpleQueue()
-    start_thread("writer", lambda: _write_frames(outbox, frames_out))
-    worker = Worker(_read_start(frames_in), outbox.put)
+    worker = Worker(_read_start(frames_in), FrameWriter(frames_out).send)
     start_thread("engine", worker.run)
     while (payload := protocol.read_payload(frames_in)) is not None:
         worker.receive(protocol.decode_to_worker(payload))

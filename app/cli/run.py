@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 
 import click
 import msgspec
@@ -72,10 +73,10 @@ def command(
     if model is None and words and _names_a_model(store, words[0]):
         model, words = words[0], words[1:]
     ask = Ask(
-        prompt=_prompt(_prompt_text(words), system, no_template),
+        prompt=_prompt(_prompt_text(map(_argument_text, words)), system and _argument_text(system), no_template),
         sampling=SamplingChoice(temperature, top_k, top_p, min_p, repeat_penalty, seed),
         max_tokens=max_tokens,
-        stop=stop,
+        stop=tuple(map(_argument_text, stop)),
     )
     name = model or settings.model or _only_choice(store)
     return asyncio.run(
@@ -104,17 +105,22 @@ def _only_choice(store: Store) -> str:
     return max(records, key=lambda record: record.added_at).name
 
 
-def _prompt_text(words: Sequence[str]) -> str:
+def _prompt_text(words: Iterable[str]) -> str:
     """Return what came through a pipe, then the words."""
     parts = [] if sys.stdin.isatty() else [_piped_text()]
-    try:
-        parts.append(" ".join(words).encode("utf-8").decode("utf-8"))
-    except UnicodeEncodeError as error:
-        raise UsageError(f"the prompt is not UTF-8 text: {error.reason} at position {error.start}") from error
+    parts.append(" ".join(words))
     text = "\n\n".join(part for part in parts if part.strip())
     if not text:
         raise UsageError('there is no prompt: give one, as in `pinyon run "Why is the sky blue?"`, or pipe text in')
     return text
+
+
+def _argument_text(argument: str) -> str:
+    """Return an argument as text; where the locale could not decode its bytes, they are UTF-8."""
+    try:
+        return os.fsencode(argument).decode() if any("\udc80" <= c <= "\udcff" for c in argument) else argument
+    except UnicodeDecodeError as error:
+        raise UsageError(f"an argument is neither in the locale's encoding nor UTF-8: {error}") from error
 
 
 def _piped_text() -> str:

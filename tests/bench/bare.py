@@ -1,4 +1,4 @@
-"""The baseline of the benchmarks: llama.cpp driven by the shortest ctypes loop that computes the same rows."""
+"""The baseline of the benchmarks: llama.cpp driven by a short ctypes loop that computes the same rows."""
 
 import ctypes
 import time
@@ -50,51 +50,41 @@ class BareModel:
     def generate(
         self, prompts: Sequence[Sequence[int]], tokens: int, chains: Sequence["lib.llama_sampler_p"] | None = None
     ) -> float:
-        """Answer every prompt with `tokens` tokens, in lockstep; return the seconds it took.
+        """Answer every prompt with `tokens` tokens; return the seconds it took.
 
-        Greedy by argmax, or with one sampler chain a sequence.
+        Greedy by argmax, or with one sampler chain a sequence. The rows of each step are the engine's: one for every
+        started answer, and whole prompts (of at most a chunk) as far as a chunk goes.
         """
         lib.llama_memory_clear(lib.llama_get_memory(self.context), True)
+        answers: list[list[int]] = [[] for _ in prompts]
+        running: list[int] = []
+        waiting = list(range(len(prompts)))
         started = time.perf_counter()
-        last = self._prefill(prompts, chains)
-        for step in range(1, tokens):
-            self.decode([(token, len(prompts[i]) + step - 1, i, True) for i, token in enumerate(last)])
-            last = self._choose(range(len(prompts)), chains, range(len(prompts)))
+        while running or waiting:
+            rows = [(answers[i][-1], len(prompts[i]) + len(answers[i]) - 1, i, True) for i in running]
+            room = CHUNK_ROWS
+            while waiting and len(prompts[waiting[0]]) <= room:
+                sequence = waiting.pop(0)
+                prompt = prompts[sequence]
+                room -= len(prompt)
+                rows += [(token, k, sequence, k == len(prompt) - 1) for k, token in enumerate(prompt)]
+                running.append(sequence)
+            self.decode(rows)
+            outputs = [row for row, (_, _, _, wants_logits) in enumerate(rows) if wants_logits]
+            for sequence, token in zip(running, self._choose(outputs, running, chains), strict=True):
+                answers[sequence].append(token)
+            running = [sequence for sequence in running if len(answers[sequence]) < tokens]
         return time.perf_counter() - started
 
-    def _prefill(self, prompts: Sequence[Sequence[int]], chains: Sequence["lib.llama_sampler_p"] | None) -> list[int]:
-        """Short prompts share a chunk, whole; longer ones are cut."""
-        first = [0] * len(prompts)
-        rows: list[tuple[int, int, int, bool]] = []
-
-        def flush() -> None:
-            self.decode(rows)
-            ends = [(row, entry[2]) for row, entry in enumerate(rows) if entry[3]]
-            chosen = self._choose([row for row, _ in ends], chains, [sequence for _, sequence in ends])
-            for (_, sequence), token in zip(ends, chosen, strict=True):
-                first[sequence] = token
-            rows.clear()
-
-        for sequence, prompt in enumerate(prompts):
-            for start in range(0, len(prompt), CHUNK_ROWS):
-                chunk = prompt[start : start + CHUNK_ROWS]
-                if len(rows) + len(chunk) > CHUNK_ROWS:
-                    flush()
-                rows += [(t, start + k, sequence, start + k == len(prompt) - 1) for k, t in enumerate(chunk)]
-        flush()
-        return first
-
     def _choose(
-        self, rows: Sequence[int], chains: Sequence["lib.llama_sampler_p"] | None, sequences: Sequence[int]
+        self, rows: Sequence[int], sequences: Sequence[int], chains: Sequence["lib.llama_sampler_p"] | None
     ) -> list[int]:
-        """Return the next token of each row; greedy reads the rows that wanted logits, in order."""
+        """Return the next token for each row that wanted logits; `sequences` are the rows' own."""
         if chains is not None:
-            return [
-                lib.llama_sampler_sample(chains[sequence], self.context, row)
-                for row, sequence in zip(rows, sequences, strict=True)
-            ]
-        logits = np.ctypeslib.as_array(lib.llama_get_logits(self.context), (max(1, len(rows)), self.vocab_size))
-        return [int(logits[k].argmax()) for k in range(len(rows))]
+            sample, context = lib.llama_sampler_sample, self.context
+            return [sample(chains[sequence], context, row) for row, sequence in zip(rows, sequences, strict=True)]
+        logits = np.ctypeslib.as_array(lib.llama_get_logits(self.context), (len(rows), self.vocab_size))
+        return [int(row.argmax()) for row in logits]
 
 
 def sampler_chain(temperature: float, top_p: float, seed: int) -> "lib.llama_sampler_p":

@@ -20,7 +20,7 @@ from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
 from pinyon.models.devices import usable_threads
 
 BATCHES = (1, 4, 8, 16)
-ANSWER_TOKENS = 128
+ANSWER_TOKENS = 48
 CELLS = 4096
 TEMPERATURE, TOP_P = 0.8, 0.95
 

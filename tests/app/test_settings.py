@@ -1,0 +1,66 @@
+"""settings.toml, variables over it, and unknown names."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pinyon.app.errors import SettingsError
+from pinyon.app.settings import Folders, Settings, load_settings
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return Folders.of_user({"PINYON_HOME": str(tmp_path)})
+
+
+def write(folders, text):
+    folders.settings_file.parent.mkdir(parents=True)
+    folders.settings_file.write_text(text)
+
+
+def test_without_a_file_everything_is_default_and_nothing_is_created(folders, tmp_path):
+    assert load_settings(folders, {}) == Settings(None, None, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_variables_come_over_the_file(folders):
+    write(folders, 'model = "smollm2"\ncontext = 1024\n')
+    environment = {"PINYON_CONTEXT": "2048", "PINYON_THREADS": "3", "PINYON_HOME": "/x", "PATH": "/bin"}
+    assert load_settings(folders, environment) == Settings("smollm2", 2048, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "message"),
+    [
+        ("modell = 'x'", {}, "modell.*the settings are model, context, threads"),
+        ("context = '1024'", {}, "context"),
+        ("context = 0", {}, "context"),
+        ("context = ", {}, "cannot be read as settings"),
+        ("", {"PINYON_CONTXT": "1"}, "contxt"),
+        ("", {"PINYON_CONTEXT": "many"}, "context"),
+        ("", {"PINYON_THREADS": "-1"}, "threads"),
+    ],
+)
+def test_what_is_wrong_is_named(folders, text, environment, message):
+    write(folders, text)
+    with pytest.raises(SettingsError, match=message):
+        load_settings(folders, environment)
+
+
+def test_a_file_that_is_not_text_is_refused(folders):
+    write(folders, "")
+    folders.settings_file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SettingsError, match="cannot be read"):
+        load_settings(folders, {})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="XDG folders")
+def test_the_platform_s_folders(monkeypatch):
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/home/ann")
+    folders = Folders.of_user({})
+    assert folders.models == Path("/home/ann/.local/share/pinyon/models")
+    assert folders.settings_file == Path("/home/ann/.config/pinyon/settings.toml")
+    assert folders.logs == Path("/home/ann/.local/state/pinyon/logs")

@@ -1,0 +1,42 @@
+"""Models that tests share."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import platformdirs
+import pytest
+import pytest_asyncio
+from tiny_models import write_tiny_llama
+
+from pinyon.engine.client import EngineClient
+from pinyon.models import catalog
+from pinyon.models.wheel_source import fetch
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama of two layers with random weights and a vocabulary of bytes."""
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The starter model, fetched once for all test runs of this user."""
+    entry = catalog.find("smollm2")
+    assert entry is not None
+    return fetch(entry, Path(platformdirs.user_cache_dir("pinyon-tests")), lambda _progress: None)
+
+
+@pytest_asyncio.fixture
+async def clients(tmp_path: Path) -> AsyncIterator[Callable[..., EngineClient]]:
+    """Make engine clients that are closed at the end of the test."""
+    made: list[EngineClient] = []
+
+    def make(*args: object, **kwargs: object) -> EngineClient:
+        client = EngineClient(*args, log_path=tmp_path / f"engine-{len(made)}.log", **kwargs)
+        made.append(client)
+        return client
+
+    yield make
+    for client in made:
+        await client.close()

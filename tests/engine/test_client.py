@@ -1,0 +1,303 @@
+"""The supervisor against workers that behave badly, and against real ones that are killed."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from asking import answer, ask, config, end_of, ids_of, text_of
+from tiny_models import write_tiny_llama
+
+from pinyon.engine.client import worker_environment
+from pinyon.engine.errors import (
+    DoesNotFitError,
+    EngineCrashedError,
+    EngineError,
+    InvalidRequestError,
+    ModelLoadError,
+    ModelQuarantinedError,
+)
+from pinyon.engine.events import Failed, FailureKind, Finished, FinishReason
+from pinyon.engine.request import Text
+
+LONG = {"max_tokens": 200, "ignore_eos": True}
+
+
+def fake_worker(after_start):
+    """The command of a worker that reads its start, then runs these lines; `send` and `read` speak the protocol."""
+    script = f"""
+import os, sys, time
+from pinyon.engine import protocol
+from pinyon.engine.config import EngineInfo
+from pinyon.engine.request import SamplingParams
+INFO = EngineInfo("fake", 100, 100, 10, "", "", (), (), (), None, SamplingParams(), 1)
+def send(message): os.write(1, protocol.encode_frame(message))
+def read(): return protocol.decode_to_worker(protocol.read_payload(sys.stdin.buffer))
+read()
+{after_start}
+"""
+    return (sys.executable, "-c", script)
+
+
+READY = "send(protocol.Ready(protocol.VERSION, INFO))"
+
+
+async def test_a_model_answers(clients, tiny):
+    client = clients(config(tiny))
+    fractions = []
+    info = await client.start(fractions.append)
+    events = await answer(client, ask("a", max_tokens=20, ignore_eos=True))
+    assert end_of(events).usage.completion_tokens == 20 == len(ids_of(events))
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1
+    assert (info.context_tokens, info.trained_context_tokens) == (256, 256)
+
+
+async def test_many_requests_at_once_each_get_their_own_answer(clients, tiny):
+    client = clients(config(tiny))
+    requests = [ask(f"r{n}", f"prompt {n}", max_tokens=1 + n % 7, ignore_eos=True) for n in range(80)]
+    answers = await asyncio.gather(*(answer(client, request) for request in requests))
+    assert [end_of(events).usage.completion_tokens for events in answers] == [r.max_tokens for r in requests]
+
+
+async def test_a_worker_killed_in_mid_stream_ends_the_stream_and_the_next_request_works(clients, tiny):
+    client = clients(config(tiny))
+    before = await client.pid()
+    events = []
+    async with asyncio.timeout(30):
+        async for event in client.generate(ask("a", **LONG)):
+            if not events:
+                os.kill(before, signal.SIGSTOP)  # the answer must still be under way when the kill comes
+                os.kill(before, signal.SIGKILL)
+            events.append(event)
+        failed = end_of(events)
+        again = await answer(client, ask("b", max_tokens=5, ignore_eos=True))
+    assert failed.kind is FailureKind.ENGINE_CRASH
+    assert "SIGKILL" in failed.message
+    assert end_of(again).usage.completion_tokens == 5
+    assert await client.pid() != before
+
+
+async def test_every_open_stream_and_call_ends_when_the_worker_dies(clients):
+    client = clients(config_of_nothing(), command=fake_worker(f"{READY}\nfor _ in range(3): read()\nos.abort()"))
+    streams = [answer(client, ask(name)) for name in "ab"]
+    *ends, call = await asyncio.gather(*streams, client.tokenize([Text("x")]), return_exceptions=True)
+    assert [end_of(events).kind for events in ends] == [FailureKind.ENGINE_CRASH] * 2
+    assert isinstance(call, EngineCrashedError)
+    assert "SIGABRT" in str(call)
+
+
+def config_of_nothing():
+    return config(Path("nothing.gguf"))
+
+
+async def test_a_model_that_kills_its_worker_twice_is_quarantined(clients, tmp_path):
+    started = tmp_path / "started"
+    client = clients(config_of_nothing(), command=fake_worker(f"open({str(started)!r}, 'a').write('x')\nos.abort()"))
+    with pytest.raises(ModelQuarantinedError, match=r"nothing\.gguf is quarantined: .* died 2 times .* SIGABRT"):
+        await client.start()
+    failed = end_of(await answer(client, ask("a")))
+    assert failed.kind is FailureKind.LOAD_FAILED
+    assert started.read_text() == "xx"
+
+
+async def test_a_model_that_kills_its_worker_once_is_loaded_by_the_second(clients, tmp_path):
+    started = tmp_path / "started"
+    script = f"if not os.path.exists({str(started)!r}):\n open({str(started)!r}, 'w')\n os.abort()\n{READY}\nread()"
+    client = clients(config_of_nothing(), command=fake_worker(script))
+    assert (await client.start()).build == "fake"
+
+
+async def test_a_header_that_makes_llama_cpp_abort_costs_two_workers_and_nothing_else(clients, tmp_path, tiny):
+    path = write_tiny_llama(tmp_path / "bad.gguf")
+    data = path.read_bytes()
+    at = data.index(b"llama.block_count") + len(b"llama.block_count") + 4
+    path.write_bytes(data[:at] + (0).to_bytes(4, "little") + data[at + 4 :])
+    with pytest.raises(ModelQuarantinedError, match="SIGABRT"):
+        await clients(config(path)).start()
+    other = clients(config(tiny))
+    assert isinstance(end_of(await answer(other, ask("a", max_tokens=3))), Finished)
+
+
+async def test_what_llama_cpp_refuses_is_one_line_with_its_reason(clients, tmp_path, tiny):
+    path = tmp_path / "unknown.gguf"
+    path.write_bytes(tiny.read_bytes().replace(b"llama", b"lamma"))
+    with pytest.raises(ModelLoadError, match="unknown model architecture: 'lamma'") as refusal:
+        await clients(config(path)).start()
+    assert "\n" not in str(refusal.value)
+    assert type(refusal.value) is ModelLoadError
+
+
+async def test_more_context_than_the_model_was_trained_for_does_not_fit(clients, tiny):
+    with pytest.raises(DoesNotFitError, match=r"1,000 tokens .* up to 256"):
+        await clients(config(tiny, context_tokens=1000)).start()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"{READY}\nread()\nos.write(1, b'\\xff' * 4)\ntime.sleep(60)",
+        f"{READY}\nread()\nos.write(1, b'\\x02\\x00\\x00\\x00zz')\ntime.sleep(60)",
+        f"{READY}\nread()\n{READY}\ntime.sleep(60)",
+        f"{READY}\nread()\nos.write(1, b'\\x09\\x00\\x00\\x00half')\nsys.exit()",
+    ],
+    ids=["length", "payload", "wrong message", "cut"],
+)
+async def test_garbage_from_a_worker_is_its_end(clients, script):
+    client = clients(config_of_nothing(), command=fake_worker(script))
+    async with asyncio.timeout(30):
+        failed = end_of(await answer(client, ask("a")))
+    assert failed.kind is FailureKind.ENGINE_CRASH
+
+
+async def test_a_worker_of_another_version_is_refused(clients):
+    client = clients(config_of_nothing(), command=fake_worker("send(protocol.Ready(99, INFO))\nread()"))
+    with pytest.raises(EngineError, match="answered its start with Ready"):
+        await client.start()
+
+
+async def test_closing_a_stream_cancels_its_request(clients, tiny):
+    client = clients(config(tiny))
+    async with contextlib.aclosing(client.generate(ask("a", **LONG))) as stream:
+        await anext(stream)
+    full = [answer(client, ask(f"r{n}", "x" * 200, max_tokens=50, ignore_eos=True)) for n in range(3)]
+    assert [end_of(events).usage.completion_tokens for events in await asyncio.gather(*full)] == [50] * 3
+    again = await answer(client, ask("a", max_tokens=2, ignore_eos=True))  # its id is free again
+    assert end_of(again).usage.completion_tokens == 2
+
+
+async def test_cancel_gives_the_stream_its_end_with_what_was_generated(clients, tiny):
+    client = clients(config(tiny))
+    events = []
+    async for event in client.generate(ask("a", **LONG)):
+        if not events:
+            await client.cancel("a")
+        events.append(event)
+    finished = end_of(events)
+    assert finished.reasons == (FinishReason.CANCELLED,)
+    assert finished.usage.completion_tokens == len(ids_of(events)) < 200
+
+
+async def test_a_cancel_that_overtakes_its_request_still_ends_it(clients, tiny):
+    client = clients(config(tiny))
+    await client.start()
+    stream = asyncio.create_task(answer(client, ask("a", "x" * 200, **LONG)))
+    await asyncio.sleep(0)
+    await client.cancel("a")
+    assert end_of(await stream).reasons == (FinishReason.CANCELLED,)
+
+
+async def test_an_id_in_use_is_refused_and_its_owner_goes_on(clients, tiny):
+    client = clients(config(tiny))
+    first = asyncio.create_task(answer(client, ask("a", max_tokens=50, ignore_eos=True)))
+    await client.start()
+    await asyncio.sleep(0)
+    second = end_of(await answer(client, ask("a")))
+    assert (second.kind, "still running" in second.message) == (FailureKind.INVALID_REQUEST, True)
+    assert end_of(await first).usage.completion_tokens == 50
+
+
+@pytest.mark.parametrize("text", ["half \ud800", "x" * (65 << 20)], ids=["surrogate", "huge"])
+async def test_a_prompt_that_no_frame_holds_fails_alone(clients, tiny, text):
+    client = clients(config(tiny))
+    failed = end_of(await answer(client, ask("a", text)))
+    assert failed.kind is FailureKind.INVALID_REQUEST
+    assert isinstance(end_of(await answer(client, ask("b", max_tokens=2))), Finished)
+
+
+async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(clients, tiny):
+    client = clients(config(tiny))
+    for length, kind in ((255, Finished), (256, Failed), (300, Failed)):
+        end = end_of(await answer(client, ask("a", "x" * length)))
+        assert isinstance(end, kind)
+        if kind is Failed:
+            assert end.kind is FailureKind.CONTEXT_OVERFLOW
+            assert end.data == {"prompt_tokens": length, "context_tokens": 256}
+            assert f"{length} tokens" in end.message
+            assert "256" in end.message
+
+
+async def test_tokens_there_and_back(clients, tiny):
+    client = clients(config(tiny))
+    text = "naïve 🫠\n"
+    assert await client.detokenize(await client.tokenize([Text(text)])) == text
+    with pytest.raises(InvalidRequestError, match="token id 99999"):
+        await client.detokenize([99999])
+
+
+async def test_close_ends_streams_and_the_process(clients, tiny):
+    client = clients(config(tiny))
+    pid = await client.pid()
+    stream = asyncio.create_task(answer(client, ask("a", **LONG)))
+    await asyncio.sleep(0)
+    await client.close()
+    end_of(await stream)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert end_of(await answer(client, ask("b"))).kind is FailureKind.ENGINE_CRASH
+
+
+async def test_close_during_a_load_leaves_no_process(clients):
+    client = clients(
+        config_of_nothing(), command=fake_worker("print(os.getpid(), file=sys.stderr, flush=True)\nread()")
+    )
+    load = asyncio.create_task(client.start())
+    await asyncio.sleep(0.5)
+    async with asyncio.timeout(30):
+        await client.close()
+    with pytest.raises(EngineCrashedError):
+        await load
+
+
+def test_a_worker_gets_no_secrets(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:secret@proxy")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    environment = worker_environment()
+    assert not [name for name, value in environment.items() if "secret" in value]
+    assert (environment["CUDA_VISIBLE_DEVICES"], environment["PATH"]) == ("1", os.environ["PATH"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_a_running_worker_has_no_secrets_no_core_dumps_and_no_sockets(clients, tiny, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    pid = await clients(config(tiny)).pid()
+    environment = Path(f"/proc/{pid}/environ").read_bytes()
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+    assert b"hf_secret" not in environment
+    assert re.search(r"Max core file size +0 +0 ", limits)
+    assert not [link for link in links if link.startswith("socket:")]
+
+
+async def test_native_messages_go_to_the_log_and_text_to_the_stream(clients, tiny, tmp_path):
+    client = clients(config(tiny))
+    events = await answer(client, ask("a", max_tokens=5, ignore_eos=True))
+    log = (tmp_path / "engine-0.log").read_text()
+    assert "llama_model_loader" in log
+    assert "llama" not in text_of(events)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PDEATHSIG and /proc")
+async def test_a_worker_dies_with_its_service(tiny, tmp_path):
+    script = f"""
+import asyncio, os
+from pathlib import Path
+from pinyon.engine.client import EngineClient
+from pinyon.engine.config import EngineConfig
+async def main():
+    client = EngineClient(EngineConfig({bytes(tiny)!r}, 2), Path({str(tmp_path / "log")!r}))
+    print(await client.pid(), flush=True)
+    os.kill(os.getpid(), 9)
+asyncio.run(main())
+"""
+    service = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+    worker = int((await service.communicate())[0])
+    async with asyncio.timeout(30):
+        while os.path.exists(f"/proc/{worker}") and " Z " not in Path(f"/proc/{worker}/stat").read_text():
+            await asyncio.sleep(0.05)
