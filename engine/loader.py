@@ -1,6 +1,7 @@
 """Puts an engine together: model, context, vocabulary, scheduler, and the facts that others need about it."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,10 +55,12 @@ def load_engine(
         )
     context_tokens = _context_tokens(config, model)
     sequences = MAX_STATEFUL_SEQUENCES if model.keeps_state_per_sequence else MAX_SEQUENCES
-    context = Context(
-        model, log, cells=context_tokens, max_sequences=sequences, batch_rows=BATCH_ROWS, threads=config.threads
-    )
     vocab = Vocab(model.vocabulary)
+    with ThreadPoolExecutor(1) as beside:  # the walk through a large vocabulary takes as long as making the context
+        beside.submit(lambda: vocab.control_strings)
+        context = Context(
+            model, log, cells=context_tokens, max_sequences=sequences, batch_rows=BATCH_ROWS, threads=config.threads
+        )
     scheduler = Scheduler(
         cells=context_tokens, sequence_ids=sequences, chunk_rows=CHUNK_ROWS, free_cells_of=context.remove_sequence
     )

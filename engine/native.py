@@ -11,8 +11,9 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from itertools import repeat
 from pathlib import Path
-from typing import Final, TextIO, TypeAlias
+from typing import Final, NamedTuple, TextIO, TypeAlias
 
 import numpy as np
 from llama_cpp import llama_cpp as lib
@@ -128,6 +129,13 @@ class Model:
             self._handle = None
 
 
+class SpecialTokens(NamedTuple):
+    """Ids of tokens that are not made by merging: `control` only where special tokens are parsed."""
+
+    control: list[int]
+    user_defined: list[int]
+
+
 class Vocabulary:
     """Token ids, their bytes and attributes. Reads only: callable from any thread while the model lives."""
 
@@ -147,17 +155,15 @@ class Vocabulary:
         """Whether the token ends generation: end of sequence, of turn, of message, whatever the model calls it."""
         return bool(lib.llama_vocab_is_eog(self._handle, token))
 
-    def control_tokens(self) -> list[int]:
-        """Return ids that parsing special tokens gives and plain text does not."""
-        return self._with_attribute(lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN)
-
-    def user_defined_tokens(self) -> list[int]:
-        """Return ids whose text is matched before any merging, also in plain text."""
-        return self._with_attribute(lib.LLAMA_TOKEN_ATTR_USER_DEFINED)
-
-    def _with_attribute(self, mask: int) -> list[int]:
-        attribute, handle = lib.llama_vocab_get_attr, self._handle
-        return [token for token in range(self.size) if attribute(handle, token) & mask]
+    def special_tokens(self) -> SpecialTokens:
+        """Return the tokens whose text is matched before any merging. Walks the vocabulary: 0.1 s for 150,000 tokens."""
+        control = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+        user_defined = lib.LLAMA_TOKEN_ATTR_USER_DEFINED
+        attributes = np.fromiter(map(lib.llama_vocab_get_attr, repeat(self._handle), range(self.size)), np.int32)
+        return SpecialTokens(
+            control=np.flatnonzero(attributes & control).tolist(),
+            user_defined=np.flatnonzero(attributes & user_defined).tolist(),
+        )
 
     def text(self, token: int) -> bytes:
         """Return the token's text as it stands in the file."""

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Protocol
 
 from pinyon.engine.errors import InvalidRequestError
+from pinyon.engine.native import SpecialTokens
 from pinyon.engine.request import Text, Tokens
 
 
@@ -17,8 +18,7 @@ class TokenTable(Protocol):
     bos: int | None
 
     def is_eog(self, token: int) -> bool: ...
-    def control_tokens(self) -> list[int]: ...
-    def user_defined_tokens(self) -> list[int]: ...
+    def special_tokens(self) -> SpecialTokens: ...
     def text(self, token: int) -> bytes: ...
     def piece(self, token: int) -> bytes: ...
     def tokenize(self, text: bytes, *, parse_special: bool) -> list[int]: ...
@@ -39,19 +39,23 @@ class Vocab:
         return self._table.size
 
     @cached_property
+    def _special(self) -> SpecialTokens:
+        return self._table.special_tokens()
+
+    @cached_property
     def control_strings(self) -> tuple[str, ...]:
         """Texts that parsing special tokens turns into control tokens."""
-        return self._texts(self._table.control_tokens())
+        return self._texts(self._special.control)
 
     @cached_property
     def tag_strings(self) -> tuple[str, ...]:
         """Texts of user-defined tokens that look like tags: a template may give such a tag a meaning."""
-        return tuple(text for text in self._texts(self._table.user_defined_tokens()) if _TAG.fullmatch(text))
+        return tuple(text for text in self._texts(self._special.user_defined) if _TAG.fullmatch(text))
 
     @cached_property
     def eog_strings(self) -> tuple[str, ...]:
         """Texts of the tokens that end generation."""
-        return self._texts(token for token in self._table.control_tokens() if self._table.is_eog(token))
+        return self._texts(token for token in self._special.control if self._table.is_eog(token))
 
     def _texts(self, tokens: Iterable[int]) -> tuple[str, ...]:
         texts = (self._table.text(token).decode("utf-8", "replace") for token in tokens)

@@ -15,7 +15,7 @@ from pinyon.engine.config import CHUNK_ROWS
 from pinyon.engine.engine import Emitted, Engine
 from pinyon.engine.errors import NativeError
 from pinyon.engine.events import Chunk, Event
-from pinyon.engine.native import Logits
+from pinyon.engine.native import Logits, SpecialTokens
 from pinyon.engine.request import GenerateRequest
 from pinyon.engine.scheduler import Scheduler
 from pinyon.engine.vocab import Vocab
@@ -36,17 +36,14 @@ class ByteTable:
     def is_eog(self, token: int) -> bool:
         return token in {EOS, END_OF_TURN}
 
-    def control_tokens(self) -> list[int]:
-        return [BOS, EOS, END_OF_TURN]
-
-    def user_defined_tokens(self) -> list[int]:
-        return [USER_TAG]
+    def special_tokens(self) -> SpecialTokens:
+        return SpecialTokens(control=[BOS, EOS, END_OF_TURN], user_defined=[USER_TAG])
 
     def text(self, token: int) -> bytes:
         return SPECIAL[token].encode() if token in SPECIAL else bytes([token])
 
     def piece(self, token: int) -> bytes:
-        return b"" if token in self.control_tokens() else self.text(token)
+        return b"" if token in self.special_tokens().control else self.text(token)
 
     def tokenize(self, text: bytes, *, parse_special: bool) -> list[int]:
         matched = SPECIAL if parse_special else {USER_TAG: SPECIAL[USER_TAG]}
