@@ -64,20 +64,39 @@ def _fresh_log(path: Path) -> BinaryIO:
     return path.open("wb")
 
 
-class _Process:
-    """One worker process and what is open with it. Dies once; then every stream has had its last event."""
+class _Process(asyncio.SubprocessProtocol):
+    """One worker process and what is open with it. Dies once; then every stream has had its last event.
 
-    def __init__(self, process: asyncio.subprocess.Process, log_path: Path) -> None:
-        self._process = process
+    `ready` gives the loaded model's info, or ModelLoadError, or the EngineCrashedError of a death before that; `dead` is
+    done after the death. `on_death` is called when a worker dies that was ready. Frames are taken as they arrive, without a task between pipe and stream: on a small machine
+    every wake-up takes time from the computation.
+    """
+
+    def __init__(self, log_path: Path, on_progress: Callable[[float], None], on_death: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[EngineInfo] = loop.create_future()
+        self.dead: asyncio.Future[None] = loop.create_future()
         self._log_path = log_path
+        self._on_progress = on_progress
+        self._on_death = on_death
+        self._frames = protocol.FrameBuffer()
         self._streams: dict[str, asyncio.Queue[Event]] = {}
         self._calls: dict[int, asyncio.Future[FromWorker]] = {}
         self._call_numbers = itertools.count()
 
     @classmethod
-    async def spawn(cls, command: Sequence[str], log_path: Path) -> Self:
+    async def spawn(
+        cls,
+        command: Sequence[str],
+        config: EngineConfig,
+        log_path: Path,
+        on_progress: Callable[[float], None],
+        on_death: Callable[[], None],
+    ) -> Self:
+        """Start a worker that loads a model."""
         with _fresh_log(log_path) as log:
-            process = await asyncio.create_subprocess_exec(
+            _, process = await asyncio.get_running_loop().subprocess_exec(
+                lambda: cls(log_path, on_progress, on_death),
                 *command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -85,43 +104,24 @@ class _Process:
                 env=worker_environment(),
                 start_new_session=True,  # Ctrl+C in the terminal is the service's to handle
             )
-        return cls(process, log_path)
+        process.post(protocol.Start(protocol.VERSION, config))
+        return process
 
     @property
     def pid(self) -> int:
-        return self._process.pid
-
-    async def handshake(self, config: EngineConfig, on_progress: Callable[[float], None]) -> EngineInfo:
-        """Load the model.
-
-        Raises:
-            ModelLoadError: the worker says that it cannot.
-            EngineCrashedError: the worker died of it.
-        """
-        try:
-            self.post(protocol.Start(protocol.VERSION, config))
-            while True:
-                match await self._receive():
-                    case protocol.Loading(fraction):
-                        on_progress(fraction)
-                    case protocol.Ready(version, info) if version == protocol.VERSION:
-                        return info
-                    case protocol.LoadFailed(kind, message):
-                        raise DoesNotFitError(message) if kind is DoesNotFitError.kind else ModelLoadError(message)
-                    case other:
-                        raise ProtocolError(f"the worker answered its start with {type(other).__name__}")
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise await self._die() from error
-
-    async def _receive(self) -> FromWorker:
-        assert self._process.stdout is not None, "spawned with pipes"
-        size = protocol.payload_bytes(await self._process.stdout.readexactly(protocol.HEADER_BYTES))
-        return protocol.decode_from_worker(await self._process.stdout.readexactly(size))
+        return self._transport.get_pid()
 
     def post(self, message: ToWorker) -> None:
-        """Send without waiting. A worker that died meanwhile is noticed by `serve`, which ends every stream."""
-        assert self._process.stdin is not None, "spawned with pipes"
-        self._process.stdin.write(protocol.encode_frame(message))
+        """Send without waiting. To a worker that is dying this does nothing: its death ends every stream and call.
+
+        Raises:
+            EngineCrashedError: it is dead, and all of that has happened.
+        """
+        if self.dead.done():
+            raise EngineCrashedError("the engine process has just died")
+        pipe = self._transport.get_pipe_transport(0)
+        assert isinstance(pipe, asyncio.WriteTransport), "spawned with pipes"
+        pipe.write(protocol.encode_frame(message))
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event]:
         if request.id in self._streams:
@@ -135,7 +135,7 @@ class _Process:
                 ended = isinstance(event, Finished | Failed)
                 yield event
         finally:
-            if not ended:  # the id stays taken until the worker has answered the cancel
+            if not ended and not self.dead.done():  # the id stays taken until the worker has answered the cancel
                 self.post(protocol.Cancel(request.id))
 
     async def call(self, make: Callable[[int], ToWorker]) -> FromWorker:
@@ -148,63 +148,99 @@ class _Process:
         finally:
             del self._calls[number]
 
-    async def serve(self) -> None:
-        """Deliver what the worker sends until it dies."""
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, ProtocolError):
-            while True:
-                match await self._receive():
-                    case protocol.Events(events):
-                        for request_id, event in events:
-                            self._deliver(request_id, event)
-                    case protocol.TokenizeReply() | protocol.DetokenizeReply() | protocol.CallFailed() as reply:
-                        if (call := self._calls.get(reply.call)) is not None and not call.done():
-                            call.set_result(reply)
-                    case other:
-                        raise ProtocolError(f"the worker sent {type(other).__name__} while serving")
-        await self._die()
+    def kill(self) -> None:
+        if not self.dead.done():
+            with contextlib.suppress(ProcessLookupError):
+                self._transport.kill()
 
-    def _deliver(self, request_id: str, event: Event) -> None:
-        self._streams[request_id].put_nowait(event)
-        if isinstance(event, Finished | Failed):
-            del self._streams[request_id]
+    async def close(self) -> None:
+        """Ask the process to end, then make it."""
+        pipe = self._transport.get_pipe_transport(0)
+        if pipe is not None:
+            pipe.close()
+        try:
+            await asyncio.wait_for(asyncio.shield(self.dead), CLOSE_GRACE_S)
+        except TimeoutError:
+            self.kill()
+            await self.dead
 
-    async def _die(self) -> EngineCrashedError:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), DEATH_GRACE_S)
-        self.kill()
-        await self._process.wait()
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport), "made by subprocess_exec"
+        self._transport = transport
+
+    def pipe_data_received(self, _fd: int, data: bytes) -> None:
+        try:
+            for payload in self._frames.feed(data):
+                self._take(protocol.decode_from_worker(payload))
+        except ProtocolError as error:
+            self._fail_load(error)
+            self.kill()
+
+    def pipe_connection_lost(self, fd: int, _error: Exception | None) -> None:
+        if fd == 1:
+            # A worker that cannot speak is of no use. One that is dying gets the time to do so: a kill now would take
+            # its exit status from asyncio.
+            asyncio.get_running_loop().call_later(DEATH_GRACE_S, self.kill)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.dead.set_result(None)
         error = EngineCrashedError(f"the engine process died: {self._cause()}")
+        if self.ready.done() and self.ready.exception() is None:
+            self._on_death()
+        self._fail_load(error)
         for request_id in list(self._streams):
             self._deliver(request_id, error.as_event())
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(error)
-        return error
+        self._transport.close()
+
+    def _take(self, message: FromWorker) -> None:
+        match message:
+            case protocol.Events(events):
+                for request_id, event in events:
+                    self._deliver(request_id, event)
+            case protocol.TokenizeReply() | protocol.DetokenizeReply() | protocol.CallFailed():
+                if (call := self._calls.get(message.call)) is not None and not call.done():
+                    call.set_result(message)
+            case protocol.Loading(fraction):
+                self._on_progress(fraction)
+            case protocol.Ready(version, info) if version == protocol.VERSION and not self.ready.done():
+                self.ready.set_result(info)
+            case protocol.LoadFailed(kind, text):
+                self._fail_load(DoesNotFitError(text) if kind is DoesNotFitError.kind else ModelLoadError(text))
+            case _:
+                raise ProtocolError(f"the worker sent a {type(message).__name__} that nobody waits for")
+
+    def _deliver(self, request_id: str, event: Event) -> None:
+        if request_id not in self._streams:
+            raise ProtocolError(f"the worker sent an event of {request_id!r}, which is not running")
+        self._streams[request_id].put_nowait(event)
+        if isinstance(event, Finished | Failed):
+            del self._streams[request_id]
+
+    def _fail_load(self, error: EngineError) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(error)
 
     def _cause(self) -> str:
         """Say how the process ended and what it said last."""
-        status = self._process.returncode or 0
-        with contextlib.suppress(ValueError):
-            how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         with self._log_path.open("rb") as log:
             log.seek(max(0, self._log_path.stat().st_size - LOG_TAIL_BYTES))
             lines = log.read().decode("utf-8", "replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "it logged nothing")
-        return f"{how}; its log {self._log_path} ends with: {last}"
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+        return f"{_exit_text(self._transport.get_returncode())}; its log {self._log_path} ends with: {last}"
 
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
 
-    async def close(self) -> None:
-        """Ask the process to end, then make it."""
-        assert self._process.stdin is not None, "spawned with pipes"
-        self._process.stdin.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), CLOSE_GRACE_S)
-        except TimeoutError:
-            self.kill()
-            await self._process.wait()
+def _exit_text(status: int | None) -> str:
+    if status is None or status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {signal.Signals(-status).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"signal {-status}"
 
 
 class EngineClient:
@@ -220,7 +256,6 @@ class EngineClient:
         self._command = command
         self._on_progress: Callable[[float], None] = lambda _fraction: None
         self._live: asyncio.Task[tuple[_Process, EngineInfo]] | None = None
-        self._serving: asyncio.Task[None] | None = None
         self._process: _Process | None = None
         self._closed = False
 
@@ -281,8 +316,6 @@ class EngineClient:
             await self._process.close()
         with contextlib.suppress(EngineError):
             await self._live  # a load under way sees that its worker died, and that it shall not be tried again
-        if self._serving is not None:
-            await self._serving
 
     async def _ready(self) -> tuple[_Process, EngineInfo]:
         if self._closed:
@@ -293,11 +326,14 @@ class EngineClient:
 
     async def _load(self) -> tuple[_Process, EngineInfo]:
         for attempt in range(1, LOAD_ATTEMPTS + 1):
-            process = self._process = await _Process.spawn(self._command, self._log_path)
+            process = await _Process.spawn(
+                self._command, self._config, self._log_path, self._on_progress, self._restart
+            )
+            self._process = process
             try:
                 if self._closed:
                     await process.close()
-                info = await process.handshake(self._config, self._on_progress)
+                info = await process.ready
             except EngineCrashedError as error:
                 if self._closed:
                     raise
@@ -306,16 +342,14 @@ class EngineClient:
                     raise ModelQuarantinedError(
                         f"{path} is quarantined: the engine process died {attempt} times while loading it; {error}"
                     ) from error
-                continue
             except BaseException:
                 process.kill()
                 raise
-            self._serving = asyncio.create_task(self._serve(process))
-            return process, info
+            else:
+                return process, info
         raise AssertionError("every attempt returns, raises or is followed by another")
 
-    async def _serve(self, process: _Process) -> None:
-        await process.serve()
+    def _restart(self) -> None:
         if not self._closed:
             self._live = asyncio.create_task(self._load())
 

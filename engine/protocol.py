@@ -3,6 +3,7 @@
 The service's first frame is Start; the worker answers with Loading frames, then Ready or LoadFailed.
 """
 
+from collections.abc import Iterator
 from typing import BinaryIO, Final, TypeAlias
 
 import msgspec
@@ -105,7 +106,7 @@ def encode_frame(message: ToWorker | FromWorker) -> bytes:
     return len(payload).to_bytes(HEADER_BYTES, "little") + payload
 
 
-def payload_bytes(header: bytes) -> int:
+def payload_bytes(header: bytes | bytearray) -> int:
     """Return the length that a frame's header claims.
 
     Raises:
@@ -131,6 +132,28 @@ def decode_from_worker(payload: bytes) -> FromWorker:
         return _from_worker.decode(payload)
     except msgspec.DecodeError as error:
         raise ProtocolError(f"a frame from the worker is malformed: {error}") from error
+
+
+class FrameBuffer:
+    """Cuts a stream that arrives in pieces into the payloads of its frames."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield the payloads that are complete now.
+
+        Raises:
+            ProtocolError: a frame is larger than one may be.
+        """
+        self._data += data
+        while len(self._data) >= HEADER_BYTES:
+            end = HEADER_BYTES + payload_bytes(self._data[:HEADER_BYTES])
+            if len(self._data) < end:
+                return
+            payload = bytes(self._data[HEADER_BYTES:end])
+            del self._data[:end]
+            yield payload
 
 
 def read_payload(stream: BinaryIO) -> bytes | None:

@@ -156,7 +156,7 @@ async def test_garbage_from_a_worker_is_its_end(clients, script):
 
 async def test_a_worker_of_another_version_is_refused(clients):
     client = clients(config_of_nothing(), command=fake_worker("send(protocol.Ready(99, INFO))\nread()"))
-    with pytest.raises(EngineError, match="answered its start with Ready"):
+    with pytest.raises(EngineError, match="a Ready that nobody waits for"):
         await client.start()
 
 

@@ -39,6 +39,35 @@ def write_tiny_llama(
     metadata: Mapping[str, float] | None = None,
 ) -> Path:
     """Write a llama model with a vocabulary of bytes; `token_types` changes the types of single tokens."""
+    writer = _writer(path)
+    for key, value in (metadata or {}).items():
+        (writer.add_float32 if isinstance(value, float) else writer.add_int32)(key, value)
+    _add_vocabulary(writer, template, add_bos, eos, dict(token_types or {}))
+    return _finish(writer, path, VOCABULARY, np.random.default_rng(seed))
+
+
+def write_tiny_bpe(path: Path, pre_tokenizer: str, *, damaged: bool = False) -> Path:
+    """Write a llama with a byte-level BPE vocabulary without merges, one token a byte; `damaged` weights are NaN."""
+    writer = _writer(path)
+    tokens = [*gpt2_bytes(), "<|end|>"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre_tokenizer)
+    writer.add_token_list(tokens)
+    writer.add_token_types([_TYPE.NORMAL] * 256 + [_TYPE.CONTROL])
+    writer.add_token_merges(["ÿ ÿ"])  # the loader wants one; no text has it
+    writer.add_eos_token_id(len(tokens) - 1)
+    writer.add_add_bos_token(False)
+    return _finish(writer, path, len(tokens), np.random.default_rng(0), scale=np.nan if damaged else 0.3)
+
+
+def gpt2_bytes() -> list[str]:
+    """Return the characters by which byte-level BPE writes the bytes 0 to 255 (GPT-2, `bytes_to_unicode`)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+def _writer(path: Path) -> gguf.GGUFWriter:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
     writer.add_context_length(CONTEXT)
@@ -49,10 +78,13 @@ def write_tiny_llama(
     writer.add_head_count_kv(HEADS // 2)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(WIDTH // HEADS)
-    for key, value in (metadata or {}).items():
-        (writer.add_float32 if isinstance(value, float) else writer.add_int32)(key, value)
-    _add_vocabulary(writer, template, add_bos, eos, dict(token_types or {}))
-    _add_tensors(writer, np.random.default_rng(seed))
+    return writer
+
+
+def _finish(
+    writer: gguf.GGUFWriter, path: Path, vocabulary: int, random: np.random.Generator, scale: float = 0.3
+) -> Path:
+    _add_tensors(writer, vocabulary, random, scale)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -79,13 +111,13 @@ def _add_vocabulary(
         writer.add_chat_template(template)
 
 
-def _add_tensors(writer: gguf.GGUFWriter, random: np.random.Generator) -> None:
+def _add_tensors(writer: gguf.GGUFWriter, vocabulary: int, random: np.random.Generator, scale: float) -> None:
     def add(name: str, *shape: int) -> None:
-        writer.add_tensor(name, random.normal(0, 0.3, shape).astype(np.float32))
+        writer.add_tensor(name, (scale * random.normal(size=shape)).astype(np.float32))
 
     key_value_width = WIDTH // 2
-    add("token_embd.weight", VOCABULARY, WIDTH)
-    add("output.weight", VOCABULARY, WIDTH)
+    add("token_embd.weight", vocabulary, WIDTH)
+    add("output.weight", vocabulary, WIDTH)
     writer.add_tensor("output_norm.weight", np.ones(WIDTH, np.float32))
     for layer in range(LAYERS):
         prefix = f"blk.{layer}"

@@ -1,0 +1,70 @@
+"""A real worker under awkward load: long letters, mixed calls, failing native code."""
+
+import asyncio
+import random
+
+import pytest
+from asking import answer, ask, config, end_of, ids_of
+from tiny_models import write_tiny_bpe
+
+from pinyon.engine.events import Failed, FailureKind, Finished
+from pinyon.engine.request import Text
+
+LONG_TEXTS = {"letter": "A" * 30_000, "ideograph": "语" * 30_000, "spaces": " " * 100_000, "newlines": "\n" * 100_000}
+
+
+@pytest.mark.parametrize("pre_tokenizer", ["gpt-4o", "tekken", "llama-bpe", "qwen2", "smollm", "default"])
+async def test_long_runs_of_one_character_are_tokenised_or_refused(clients, tmp_path, pre_tokenizer):
+    """Two of these pre-tokenizers overflow an ordinary stack."""
+    client = clients(config(write_tiny_bpe(tmp_path / "m.gguf", pre_tokenizer)))
+    pid = await client.pid()
+    for name, text in LONG_TEXTS.items():
+        assert await client.detokenize(await client.tokenize([Text(text)])) == text
+        assert end_of(await answer(client, ask(name, text))).kind is FailureKind.CONTEXT_OVERFLOW
+    assert await client.pid() == pid
+
+
+async def test_tokenising_a_long_text_does_not_stop_the_streams(clients, tiny):
+    client = clients(config(tiny))
+    long = asyncio.create_task(client.tokenize([Text("word " * 400_000)]))
+    events = await answer(client, ask("a", max_tokens=100, ignore_eos=True))
+    assert end_of(events).usage.completion_tokens == 100
+    assert not long.done(), "the long text must still have been under way"
+    assert len(await long) == 2_000_000
+
+
+async def test_mixed_calls_from_many_sides(clients, tiny):
+    client = clients(config(tiny))
+    pid = await client.pid()
+    randomly = random.Random(3)
+
+    async def one(number):
+        await asyncio.sleep(randomly.random() / 4)
+        text = f"call {number}"
+        match number % 4:
+            case 0:
+                events = await answer(client, ask(f"r{number}", text, max_tokens=20, ignore_eos=True))
+                return len(ids_of(events)) == end_of(events).usage.completion_tokens == 20
+            case 1:
+                return await client.detokenize(await client.tokenize([Text(text)])) == text
+            case 2:
+                stream = asyncio.create_task(answer(client, ask(f"r{number}", text, max_tokens=150, ignore_eos=True)))
+                await asyncio.sleep(randomly.random() / 20)
+                await client.cancel(f"r{number}")
+                return isinstance(end_of(await stream), Finished)
+            case _:
+                return isinstance(end_of(await answer(client, ask(f"r{number}", "x" * 300))), Failed)
+
+    assert all(await asyncio.gather(*(one(number) for number in range(200))))
+    assert await client.pid() == pid
+
+
+async def test_a_model_whose_state_is_damaged_fails_its_requests_only(clients, tmp_path):
+    """Weights that are not numbers give logits that are not numbers."""
+    path = write_tiny_bpe(tmp_path / "nan.gguf", "default", damaged=True)
+    client = clients(config(path))
+    pid = await client.pid()
+    failed = end_of(await answer(client, ask("a")))
+    assert failed.kind is FailureKind.ENGINE_ERROR
+    assert "nan instead of a probability" in failed.message
+    assert await client.pid() == pid
