@@ -18,7 +18,7 @@ from pinyon.engine.config import (
 )
 from pinyon.engine.engine import Engine
 from pinyon.engine.errors import DoesNotFitError, InvalidRequestError, ModelLoadError
-from pinyon.engine.native import Context, Model, NativeLog, check_binding
+from pinyon.engine.native import Context, Model, NativeLog, check_binding, shown
 from pinyon.engine.request import SamplingParams
 from pinyon.engine.runner import Runner
 from pinyon.engine.scheduler import Scheduler
@@ -51,7 +51,7 @@ def load_engine(
     model = Model(path, log, on_progress)
     if not model.generates_text:
         raise ModelLoadError(
-            f"cannot use {path}: it is an embedding, encoder-decoder or diffusion model, not a text generator"
+            f"cannot use {shown(path)}: it is an embedding, encoder-decoder or diffusion model, not a text generator"
         )
     context_tokens = _context_tokens(config, model)
     sequences = MAX_STATEFUL_SEQUENCES if model.keeps_state_per_sequence else MAX_SEQUENCES

@@ -6,6 +6,7 @@ belong to the engine thread, except Vocabulary, which only reads immutable data 
 
 import ctypes
 import inspect
+import os
 import re
 import sys
 from collections import deque
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from itertools import repeat
 from pathlib import Path
-from typing import Final, NamedTuple, TextIO, TypeAlias
+from typing import ClassVar, Final, NamedTuple, TextIO, TypeAlias
 
 import numpy as np
 from llama_cpp import llama_cpp as lib
@@ -45,17 +46,24 @@ def check_binding() -> str:
     return f"llama-cpp-python {found}, llama.cpp {lib.llama_version().decode()}"
 
 
+def shown(path: Path) -> str:
+    """Return a path as text for messages; names on Linux are bytes and need not be UTF-8."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
 class NativeLog:
     """Sends llama.cpp's log to a stream and remembers its last warnings and errors. Create it before any model."""
 
-    _WARNING, _ERROR, _CONTINUED = 3, 4, 5
+    _WARNING, _CONTINUED = 3, 5
+    _installed: ClassVar["NativeLog"]
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._recent: deque[str] = deque(maxlen=20)
         self._level = 0
-        self._callback = lib.llama_log_callback(self._write)  # native code holds no reference: keep it alive here
+        self._callback = lib.llama_log_callback(self._write)
         lib.llama_log_set(self._callback, None)
+        NativeLog._installed = self  # native code holds no reference of its own
 
     def _write(self, level: int, text: bytes, _user_data: object) -> None:
         line = text.decode("utf-8", "replace")
@@ -82,9 +90,9 @@ class Model:
         params = lib.llama_model_default_params()
         params.progress_callback = lib.llama_progress_callback(lambda progress, _user_data: on_progress(progress))
         lib.llama_backend_init()
-        self._handle = lib.llama_model_load_from_file(str(path).encode("utf-8", "surrogateescape"), params)
+        self._handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self._handle:
-            raise ModelLoadError(f"cannot load {path}: {log.reason()}")
+            raise ModelLoadError(f"cannot load {shown(path)}: {log.reason()}")
         self.vocabulary = Vocabulary(self)
 
     @property

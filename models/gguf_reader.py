@@ -6,6 +6,7 @@ is header_check's subject.
 """
 
 import math
+import re
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -66,6 +67,10 @@ _NUMBER_FORMATS = {
     ValueType.INT64: "q",
     ValueType.FLOAT64: "d",
 }
+
+
+# Byte tokens are spelt `<0x41>`; of what has their length, this is the rest.
+_LIKE_A_BYTE = re.compile(rb"<0x(?![0-9A-Fa-f]{2}>)..>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +182,7 @@ class Cursor:
         self.advance(position - self.position, what)
 
     def check_tokens(self, count: int, what: str) -> None:
-        """Step over a vocabulary, which must not hold a token twice: llama.cpp ends its process on that.
+        """Step over a vocabulary without a token that is there twice or is a misspelt byte: llama.cpp aborts on both.
 
         As there, a token ends at its first NUL, and there may be any number of empty ones.
         """
@@ -199,6 +204,9 @@ class Cursor:
             if token:
                 seen.add(token)
         self.advance(position - self.position, what)
+        misspelt = [token for token in seen if token.startswith(b"<0x") and _LIKE_A_BYTE.fullmatch(token)]
+        if misspelt:
+            raise GgufFormatError(f"{what} holds {quoted(misspelt[0].decode(errors='replace'))}, which is no byte")
 
     def _bytes(self, size: int, what: str) -> bytes:
         start = self.advance(size, what)

@@ -20,7 +20,7 @@ from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
 from pinyon.models.devices import usable_threads
 
 BATCHES = (1, 4, 8, 16)
-ANSWER_TOKENS = 48
+ANSWER_TOKENS = 32
 CELLS = 4096
 TEMPERATURE, TOP_P = 0.8, 0.95
 
@@ -78,5 +78,5 @@ async def measure(model: str, rounds: int) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    arguments = parse_arguments(__doc__, rounds=7)
+    arguments = parse_arguments(__doc__, rounds=15)
     finish(asyncio.run(measure(arguments.model, arguments.rounds)))

@@ -1,5 +1,6 @@
 import contextlib
 import io
+import itertools
 
 import msgspec
 import pytest
@@ -226,3 +227,27 @@ def test_half_a_surrogate_pair_cannot_be_sent(message):
 def test_a_number_beyond_64_bits_cannot_be_sent(message):
     with pytest.raises(InvalidRequestError, match="64 bits"):
         protocol.encode_frame(message)
+
+
+@given(st.lists(st.sampled_from(FROM_WORKER), max_size=6), st.lists(st.integers(1, 40), min_size=1))
+def test_frames_come_out_whole_however_the_stream_is_cut(messages, sizes):
+    stream = b"".join(map(protocol.encode_frame, messages))
+    buffer, payloads = protocol.FrameBuffer(), []
+    for size in itertools.cycle(sizes):
+        payloads += buffer.feed(stream[:size])
+        stream = stream[size:]
+        if not stream:
+            break
+    assert [protocol.decode_from_worker(payload) for payload in payloads] == messages
+
+
+def test_a_frame_is_held_back_until_its_last_byte():
+    frame = protocol.encode_frame(protocol.Loading(0.5))
+    buffer = protocol.FrameBuffer()
+    assert [list(buffer.feed(frame[k : k + 1])) for k in range(len(frame) - 1)] == [[]] * (len(frame) - 1)
+    assert list(buffer.feed(frame[-1:] + frame[:3])) == [frame[protocol.HEADER_BYTES :]]
+
+
+def test_an_unbelievable_frame_is_refused_at_its_header():
+    with pytest.raises(ProtocolError, match="limit"):
+        list(protocol.FrameBuffer().feed((protocol.MAX_FRAME_BYTES + 1).to_bytes(4, "little")))

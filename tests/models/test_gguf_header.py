@@ -159,6 +159,9 @@ def sizes():
 def vocabularies():
     tokens, scores, kinds = "tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type"
     yield "no tokens", GOOD.with_value(tokens, ARRAY, Array(TEXT, ())), "empty"
+    for misspelt in ("<0x-1>", "<0xZZ>", "<0x4 >"):
+        array = Array(TEXT, ("a", misspelt, "<0x41>", "<0x100>", "e"))
+        yield f"byte {misspelt}", GOOD.with_value(tokens, ARRAY, array), f"holds '{misspelt}', which is no byte"
     for twice in (("a", "b", "c", "b", "d"), ("a", "b\0c", "c", "b\0d", "e"), ("<\n>", "", "", "<\n>", "d")):
         yield (
             f"a token twice: {twice}",
