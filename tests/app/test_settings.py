@@ -1,7 +1,6 @@
 """settings.toml, variables over it, and unknown names."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -56,11 +55,11 @@ def test_a_file_that_is_not_text_is_refused(folders):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="XDG folders")
-def test_the_platform_s_folders(monkeypatch):
+def test_the_platform_s_folders(monkeypatch, tmp_path):
     for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", "/home/ann")
+    monkeypatch.setenv("HOME", str(tmp_path))
     folders = Folders.of_user({})
-    assert folders.models == Path("/home/ann/.local/share/pinyon/models")
-    assert folders.settings_file == Path("/home/ann/.config/pinyon/settings.toml")
-    assert folders.logs == Path("/home/ann/.local/state/pinyon/logs")
+    assert folders.models == tmp_path / ".local/share/pinyon/models"
+    assert folders.settings_file == tmp_path / ".config/pinyon/settings.toml"
+    assert folders.logs == tmp_path / ".local/state/pinyon/logs"
