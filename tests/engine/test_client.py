@@ -12,7 +12,6 @@ import pytest
 from asking import answer, ask, config, end_of, ids_of, text_of
 from tiny_models import write_tiny_llama
 
-from pinyon.engine.client import worker_environment
 from pinyon.engine.errors import (
     DoesNotFitError,
     EngineCrashedError,
@@ -23,6 +22,7 @@ from pinyon.engine.errors import (
 )
 from pinyon.engine.events import Failed, FailureKind, Finished, FinishReason
 from pinyon.engine.request import Text
+from pinyon.engine.worker_process import worker_environment
 
 LONG = {"max_tokens": 200, "ignore_eos": True}
 

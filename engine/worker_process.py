@@ -1,0 +1,241 @@
+"""One worker process as the service sees it: its start, its frames, its death. asyncio, one event loop."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final, Self
+
+from pinyon.engine import protocol
+from pinyon.engine.config import EngineConfig, EngineInfo
+from pinyon.engine.errors import (
+    DoesNotFitError,
+    EngineCrashedError,
+    EngineError,
+    InvalidRequestError,
+    ModelLoadError,
+    ProtocolError,
+)
+from pinyon.engine.events import Event, Failed, Finished
+from pinyon.engine.protocol import FromWorker, ToWorker
+from pinyon.engine.request import GenerateRequest
+
+WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "pinyon.engine.worker")
+DEATH_GRACE_S: Final = 1.0
+CLOSE_GRACE_S: Final = 2.0
+LOG_TAIL_BYTES: Final = 4096
+PASSED_ENVIRONMENT: Final = {
+    "PATH",
+    "HOME",
+    "USERPROFILE",
+    "SYSTEMROOT",
+    "TEMP",
+    "TMP",
+    "TMPDIR",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+} | {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LLAMA_CPP_LIB_PATH"}
+PASSED_PREFIXES: Final = ("OMP_", "GOMP_", "KMP_", "GGML_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "VK_", "MTL_")
+
+
+def worker_environment() -> dict[str, str]:
+    """Return what a worker may see: an allow-list, so that no token or password of the user reaches native code."""
+    passed = {
+        name: value
+        for name, value in os.environ.items()
+        if name.upper() in PASSED_ENVIRONMENT or name.startswith(PASSED_PREFIXES)
+    }
+    # Without this an abort attaches a debugger before the process dies.
+    return {**passed, "GGML_NO_BACKTRACE": "1"}
+
+
+def _fresh_log(path: Path) -> BinaryIO:
+    """Open a log file for writing; the one before it is kept beside it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.exists():
+        path.replace(path.with_suffix(".old.log"))
+    return path.open("wb")
+
+
+class WorkerProcess(asyncio.SubprocessProtocol):
+    """One worker process and what is open with it. Dies once; then every stream has had its last event.
+
+    `ready` gives the loaded model's info, or ModelLoadError, or the EngineCrashedError of a death before that; `dead` is
+    done after the death. `on_death` is called when a worker dies that was ready. Frames are taken as they arrive, without a task between pipe and stream: on a small machine
+    every wake-up takes time from the computation.
+    """
+
+    def __init__(self, log_path: Path, on_progress: Callable[[float], None], on_death: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[EngineInfo] = loop.create_future()
+        self.dead: asyncio.Future[None] = loop.create_future()
+        self._log_path = log_path
+        self._on_progress = on_progress
+        self._on_death = on_death
+        self._frames = protocol.FrameBuffer()
+        self._streams: dict[str, asyncio.Queue[Event]] = {}
+        self._calls: dict[int, asyncio.Future[FromWorker]] = {}
+        self._call_numbers = itertools.count()
+
+    @classmethod
+    async def spawn(
+        cls,
+        command: Sequence[str],
+        config: EngineConfig,
+        log_path: Path,
+        on_progress: Callable[[float], None],
+        on_death: Callable[[], None],
+    ) -> Self:
+        """Start a worker that loads a model."""
+        with _fresh_log(log_path) as log:
+            _, process = await asyncio.get_running_loop().subprocess_exec(
+                lambda: cls(log_path, on_progress, on_death),
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=worker_environment(),
+                start_new_session=True,  # Ctrl+C in the terminal is the service's to handle
+            )
+        process.post(protocol.Start(protocol.VERSION, config))
+        return process
+
+    @property
+    def pid(self) -> int:
+        return self._transport.get_pid()
+
+    def post(self, message: ToWorker) -> None:
+        """Send without waiting. To a worker that is dying this does nothing: its death ends every stream and call.
+
+        Raises:
+            EngineCrashedError: it is dead, and all of that has happened.
+        """
+        if self.dead.done():
+            raise EngineCrashedError("the engine process has just died")
+        pipe = self._transport.get_pipe_transport(0)
+        assert isinstance(pipe, asyncio.WriteTransport), "spawned with pipes"
+        pipe.write(protocol.encode_frame(message))
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event]:
+        if request.id in self._streams:
+            raise InvalidRequestError(f"a request with the id {request.id!r} is still running")
+        self.post(protocol.Generate(request))
+        stream = self._streams[request.id] = asyncio.Queue()
+        ended = False
+        try:
+            while not ended:
+                event = await stream.get()
+                ended = isinstance(event, Finished | Failed)
+                yield event
+        finally:
+            if not ended and not self.dead.done():  # the id stays taken until the worker has answered the cancel
+                self.post(protocol.Cancel(request.id))
+
+    async def call(self, make: Callable[[int], ToWorker]) -> FromWorker:
+        """Send the message that `make` builds for a call number; return its reply, raise the error it carries."""
+        number = next(self._call_numbers)
+        self.post(make(number))
+        self._calls[number] = asyncio.get_running_loop().create_future()
+        try:
+            return await self._calls[number]
+        finally:
+            del self._calls[number]
+
+    def kill(self) -> None:
+        if not self.dead.done():
+            with contextlib.suppress(ProcessLookupError):
+                self._transport.kill()
+
+    async def close(self) -> None:
+        """Ask the process to end, then make it."""
+        pipe = self._transport.get_pipe_transport(0)
+        if pipe is not None:
+            pipe.close()
+        try:
+            await asyncio.wait_for(asyncio.shield(self.dead), CLOSE_GRACE_S)
+        except TimeoutError:
+            self.kill()
+            await self.dead
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport), "made by subprocess_exec"
+        self._transport = transport
+
+    def pipe_data_received(self, _fd: int, data: bytes) -> None:
+        try:
+            for payload in self._frames.feed(data):
+                self._take(protocol.decode_from_worker(payload))
+        except ProtocolError as error:
+            self._fail_load(error)
+            self.kill()
+
+    def pipe_connection_lost(self, fd: int, _error: Exception | None) -> None:
+        if fd == 1:
+            # A worker that cannot speak is of no use. One that is dying gets the time to do so: a kill now would take
+            # its exit status from asyncio.
+            asyncio.get_running_loop().call_later(DEATH_GRACE_S, self.kill)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.dead.set_result(None)
+        error = EngineCrashedError(f"the engine process died: {self._cause()}")
+        if self.ready.done() and self.ready.exception() is None:
+            self._on_death()
+        self._fail_load(error)
+        for request_id in list(self._streams):
+            self._deliver(request_id, error.as_event())
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(error)
+        self._transport.close()
+
+    def _take(self, message: FromWorker) -> None:
+        match message:
+            case protocol.Events(events):
+                for request_id, event in events:
+                    self._deliver(request_id, event)
+            case protocol.TokenizeReply() | protocol.DetokenizeReply() | protocol.CallFailed():
+                if (call := self._calls.get(message.call)) is not None and not call.done():
+                    call.set_result(message)
+            case protocol.Loading(fraction):
+                self._on_progress(fraction)
+            case protocol.Ready(version, info) if version == protocol.VERSION and not self.ready.done():
+                self.ready.set_result(info)
+            case protocol.LoadFailed(kind, text):
+                self._fail_load(DoesNotFitError(text) if kind is DoesNotFitError.kind else ModelLoadError(text))
+            case _:
+                raise ProtocolError(f"the worker sent a {type(message).__name__} that nobody waits for")
+
+    def _deliver(self, request_id: str, event: Event) -> None:
+        if request_id not in self._streams:
+            raise ProtocolError(f"the worker sent an event of {request_id!r}, which is not running")
+        self._streams[request_id].put_nowait(event)
+        if isinstance(event, Finished | Failed):
+            del self._streams[request_id]
+
+    def _fail_load(self, error: EngineError) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(error)
+
+    def _cause(self) -> str:
+        """Say how the process ended and what it said last."""
+        with self._log_path.open("rb") as log:
+            log.seek(max(0, self._log_path.stat().st_size - LOG_TAIL_BYTES))
+            lines = log.read().decode("utf-8", "replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+        return f"{_exit_text(self._transport.get_returncode())}; its log {self._log_path} ends with: {last}"
+
+
+def _exit_text(status: int | None) -> str:
+    if status is None or status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"signal {signal.Signals(-status).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"signal {-status}"
