@@ -6,13 +6,14 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from pinyon.app.ask import Ask, RawText
 from pinyon.app.errors import ModelSlotError
 from pinyon.app.settings import Folders, Settings
 from pinyon.engine.client import EngineClient
 from pinyon.engine.config import EngineConfig, EngineInfo
+from pinyon.engine.errors import ContextOverflowError, EngineError, ModelQuarantinedError
 from pinyon.engine.events import Event
 from pinyon.engine.request import GenerateRequest, Text
 from pinyon.models.catalog import slug
@@ -21,6 +22,8 @@ from pinyon.models.devices import usable_threads
 from pinyon.models.model_record import Record
 from pinyon.models.store import Store
 from pinyon.models.template_sandbox import TemplateSandbox
+
+LONG_TEXT_CHARS: Final = 1 << 20
 
 
 class LoadedModel:
@@ -50,8 +53,16 @@ class LoadedModel:
         return GenerateRequest(secrets.token_hex(8), prompt, sampling, ask.max_tokens, stop)
 
     async def _render(self, messages: tuple[Message, ...]) -> tuple[Text, ...]:
+        if sum(len(message.content) for message in messages) > LONG_TEXT_CHARS:
+            await self._require_room(messages)
         pieces = await self._template.render(self._sandbox, messages, self.info.control_strings, self.info.tag_strings)
         return tuple(Text(piece.text, piece.special) for piece in pieces)
+
+    async def _require_room(self, messages: tuple[Message, ...]) -> None:
+        """Refuse what cannot fit by its number of tokens, before the template's limits would refuse it by its size."""
+        tokens = len(await self._engine.tokenize([Text(message.content) for message in messages]))
+        if tokens >= self.info.context_tokens:
+            raise ContextOverflowError(tokens, self.info.context_tokens)
 
     async def _typed_turn_end(self) -> tuple[str, ...]:
         """Return the template's end-of-turn tag where the vocabulary has no token for it: such a model types it out."""
@@ -77,8 +88,8 @@ class Service:
         self._folders = folders
         self._settings = settings
         self._sandbox = TemplateSandbox()
-        self._engine: EngineClient | None = None
-        self._record: Record | None = None
+        self._slot: tuple[Record, EngineConfig, EngineClient] | None = None
+        self._quarantined: dict[bytes, ModelQuarantinedError] = {}
 
     async def load(
         self, name: str, context_tokens: int | None = None, on_progress: Callable[[float], None] | None = None
@@ -88,31 +99,45 @@ class Service:
         Raises:
             ModelError: no such model, or its file cannot be used.
             ModelLoadError: the engine cannot load it.
-            ModelSlotError: another model is loaded.
+            ModelSlotError: another model is loaded, or this one with another context.
         """
         record = await asyncio.to_thread(lambda: self.store.ensure_runnable(self.store.resolve(name)))
-        if self._record is not None and self._record.path != record.path:
-            raise ModelSlotError(
-                f"{self._record.name} is loaded; {record.name} needs an engine of its own: start another"
-            )
-        if self._engine is None:
-            self._record = record
-            self._engine = EngineClient(
-                self._config(record, context_tokens), self._folders.logs / f"{slug(record.name)}.log"
-            )
+        engine = self._engine_for(record, self._config(record, context_tokens))
         warm_up = asyncio.create_task(self._sandbox.start())
         try:
-            info = await self._engine.start(on_progress)
+            info = await engine.start(on_progress)
+        except EngineError as error:
+            self._slot = None
+            if isinstance(error, ModelQuarantinedError):
+                self._quarantined[os.fsencode(record.path)] = error
+            await engine.close()
+            raise
         finally:
             with contextlib.suppress(Exception):  # a sandbox that cannot start is reported by the first render
                 await warm_up
-        return LoadedModel(record, self._engine, info, self._sandbox)
+        return LoadedModel(record, engine, info, self._sandbox)
+
+    def _engine_for(self, record: Record, config: EngineConfig) -> EngineClient:
+        """Return the loaded engine if it is the one that is asked for, else a new one in the free slot."""
+        if config.model_path in self._quarantined:
+            raise self._quarantined[config.model_path]
+        if self._slot is None:
+            engine = EngineClient(config, self._folders.logs / f"{slug(record.name)}.log")
+            self._slot = (record, config, engine)
+            return engine
+        loaded, loaded_config, engine = self._slot
+        if loaded_config.model_path != config.model_path:
+            raise ModelSlotError(f"{loaded.name} is loaded; {record.name} needs an engine of its own: start another")
+        if loaded_config != config:
+            was, asked = loaded_config.context_tokens, config.context_tokens
+            raise ModelSlotError(f"{loaded.name} is loaded with --context {was}, asked for is {asked}: start another")
+        return engine
 
     def _config(self, record: Record, context_tokens: int | None) -> EngineConfig:
         return EngineConfig(
             model_path=os.fsencode(record.path),
             threads=self._settings.threads or usable_threads(),
-            context_tokens=context_tokens or self._settings.context,
+            context_tokens=self._settings.context if context_tokens is None else context_tokens,
         )
 
     async def __aenter__(self) -> Self:
@@ -121,6 +146,8 @@ class Service:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._engine is not None:
-            await self._engine.close()
-        await self._sandbox.close()
+        try:
+            if self._slot is not None:
+                await self._slot[2].close()
+        finally:
+            await self._sandbox.close()

@@ -27,7 +27,10 @@ class Folders:
     def of_user(cls, environment: Mapping[str, str] = os.environ) -> "Folders":
         """The platform's folders, or subfolders of PINYON_HOME where that is set."""
         if home := environment.get("PINYON_HOME"):
-            root = Path(home).expanduser().absolute()
+            try:
+                root = Path(home).expanduser().absolute()
+            except RuntimeError as error:
+                raise SettingsError(f"PINYON_HOME is {home!r}: {error}") from error
             return cls(root / "config", root / "data", root / "state")
         dirs = PlatformDirs("pinyon", appauthor=False)
         return cls(dirs.user_config_path, dirs.user_data_path, dirs.user_state_path)
@@ -45,6 +48,7 @@ class Folders:
         return self.config / "settings.toml"
 
 
+MAX_THREADS = 512
 _AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -53,7 +57,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     model: str | None = None
     context: _AtLeastOne | None = None
-    threads: _AtLeastOne | None = None
+    threads: Annotated[int, msgspec.Meta(ge=1, le=MAX_THREADS)] | None = None
 
 
 def load_settings(folders: Folders, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -75,10 +79,12 @@ def load_settings(folders: Folders, environment: Mapping[str, str] = os.environ)
 
 def _read_toml(path: Path) -> dict[str, object]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():
+            raise SettingsError(f"{path} is not a regular file")
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise SettingsError(f"{path} cannot be read as settings: {error}") from error
 
 

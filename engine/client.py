@@ -47,7 +47,10 @@ class EngineClient:
             ModelLoadError: it cannot be loaded; ModelQuarantinedError when the worker died of it twice.
         """
         self._on_progress = on_progress or self._on_progress
-        return await self.info()
+        try:
+            return await self.info()
+        finally:
+            self._on_progress = lambda _fraction: None  # a restart has nobody to tell
 
     async def info(self) -> EngineInfo:
         """Return what the engine says about itself, after a restart if one is under way. Raises EngineError."""
@@ -68,9 +71,10 @@ class EngineClient:
             yield error.as_event()
 
     async def cancel(self, request_id: str) -> None:
-        """End a request; its stream gets Finished with the reason cancelled. Unknown ids are ignored."""
-        process, _ = await self._ready()
-        process.post(protocol.Cancel(request_id))
+        """End a request; its stream gets Finished with the reason cancelled. One that has ended is left alone."""
+        with contextlib.suppress(EngineError):  # then its end has come already
+            process, _ = await self._ready()
+            process.post(protocol.Cancel(request_id))
 
     async def tokenize(self, prompt: Sequence[Text | Tokens]) -> tuple[int, ...]:
         """Return the token ids that a prompt has. Raises EngineError."""
@@ -103,7 +107,15 @@ class EngineClient:
             raise EngineCrashedError("the engine was closed")
         if self._live is None:
             self._live = asyncio.create_task(self._load())
-        return await asyncio.shield(self._live)  # a caller that gives up must not stop the load for others
+        live = self._live
+        try:
+            return await asyncio.shield(live)  # a caller that gives up must not stop the load for others
+        except ModelQuarantinedError:
+            raise
+        except EngineError:
+            if self._live is live:
+                self._live = None  # the next request tries again
+            raise
 
     async def _load(self) -> tuple[WorkerProcess, EngineInfo]:
         for attempt in range(1, LOAD_ATTEMPTS + 1):
@@ -131,11 +143,15 @@ class EngineClient:
         raise AssertionError("every attempt returns, raises or is followed by another")
 
     def _restart(self) -> None:
+        """Replace a worker that was ready. One that nobody has used may die of nothing: the next request starts it."""
+        assert self._process is not None, "it has just died"
         if not self._closed:
-            self._live = asyncio.create_task(self._load())
+            self._live = asyncio.create_task(self._load()) if self._process.was_used else None
 
 
 def _call_error(reply: FromWorker) -> EngineError:
     if isinstance(reply, protocol.CallFailed):
-        return InvalidRequestError(reply.message)
+        return (
+            InvalidRequestError(reply.message) if reply.kind is InvalidRequestError.kind else EngineError(reply.message)
+        )
     return ProtocolError(f"the worker answered a call with {type(reply).__name__}")

@@ -7,6 +7,7 @@ EngineError
 │   ├── DoesNotFitError         the asked context is more than the model or the memory has room for
 │   └── ModelQuarantinedError   the worker died twice in a row while loading it
 ├── EngineCrashedError       the worker process died
+├── EngineStartError         the operating system does not let a worker start
 ├── NativeError              a llama.cpp call failed; the request fails, the engine goes on
 │   └── BindingError         llama-cpp-python is not the version this code is written for
 └── ProtocolError            a frame between service and worker is malformed or too large
@@ -67,6 +68,10 @@ class ModelQuarantinedError(ModelLoadError):
 
 class EngineCrashedError(EngineError):
     kind = FailureKind.ENGINE_CRASH
+
+
+class EngineStartError(EngineError):
+    pass
 
 
 class NativeError(EngineError):

@@ -73,12 +73,12 @@ class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
-    """The answer is complete. `reasons` has one entry a choice; `seed` is the one that was used, given or drawn."""
+    """The answer is complete. `reasons` has one entry a choice; `seed` is the one that was used, given or drawn, None if nothing was."""
 
     reasons: tuple[FinishReason, ...]
     usage: Usage
     timings: Timings
-    seed: int
+    seed: int | None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

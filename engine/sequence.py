@@ -108,21 +108,20 @@ class Sequence:
 
     def finish(self, reason: FinishReason, text: str = "") -> list[Event]:
         """End the answer: flush every buffer, release the sampler, report."""
-        text += self._text.flush()
-        last = self._chunk(text) if text or self._unsent_from < len(self.tokens) else []
-        self._end()
+        last = self._end(text)
         usage = Usage(self.prompt_tokens, len(self.tokens) - self.prompt_tokens)
         return [*last, Finished((reason,), usage, self._timings(), self._sampler.seed)]
 
     def fail(self, error: EngineError) -> list[Event]:
         """End the request without an answer; text held back is shown first, as on every other way out."""
-        text = self._text.flush()
-        self._end()
-        return [*(self._chunk(text) if text else []), error.as_event()]
+        return [*self._end(), error.as_event()]
 
-    def _end(self) -> None:
+    def _end(self, text: str = "") -> list[Event]:
+        """Release what the sequence holds; return the last chunk, if there is anything in it."""
         self.done = True
         self._sampler.close()
+        text += self._text.flush()
+        return self._chunk(text) if text or self._unsent_from < len(self.tokens) else []
 
     def _chunk(self, text: str) -> list[Event]:
         chunk = Chunk(0, text, tuple(self.tokens[self._unsent_from :]), tuple(self._unsent_logprobs))

@@ -1,4 +1,4 @@
-"""The child process that runs one model: the only process with native code. Started by `client`, ended by EOF on stdin.
+"""The child process that runs one model: the only process with native code. Started by `worker_process`, ended by EOF on stdin.
 
 Three threads, joined by queues, so that none waits for another's work:
   main    reads frames
@@ -28,6 +28,7 @@ from pinyon.engine import protocol
 from pinyon.engine.config import EngineConfig
 from pinyon.engine.engine import Emitted, Engine
 from pinyon.engine.errors import EngineError, ProtocolError
+from pinyon.engine.events import Finished, FinishReason, Timings, Usage
 from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.protocol import Cancel, Detokenize, FromWorker, Generate, Tokenize
@@ -36,6 +37,8 @@ from pinyon.engine.vocab import Vocab
 
 NATIVE_STACK_BYTES: Final = 256 << 20
 PROGRESS_STEP: Final = 0.02
+
+NEVER_STARTED: Final = Finished((FinishReason.CANCELLED,), Usage(0, 0), Timings(0.0, 0.0, 0.0), seed=None)
 
 Prepared: TypeAlias = tuple[GenerateRequest, list[int] | EngineError]
 """A request with its prompt's tokens, or with what is wrong with it."""
@@ -49,7 +52,7 @@ class Worker:
         self._send = send
         self._texts: SimpleQueue[Generate | Tokenize | Detokenize] = SimpleQueue()
         self._commands: SimpleQueue[Prepared | Cancel] = SimpleQueue()
-        # Requests between main and engine thread; a cancel that overtakes its request waits for it.
+        # Ids between main and engine thread. A cancel may overtake its request, which is then dropped when it comes.
         self._preparing: set[str] = set()
         self._cancelled_early: set[str] = set()
 
@@ -106,7 +109,13 @@ class Worker:
             if isinstance(message, Generate):
                 self._commands.put(_prepare(engine, message.request))
             else:
-                self._send(_answer(vocab, message))
+                self._reply(vocab, message)
+
+    def _reply(self, vocab: Vocab, message: Tokenize | Detokenize) -> None:
+        try:
+            self._send(_answer(vocab, message))
+        except EngineError as error:
+            self._send(protocol.CallFailed(message.call, error.kind, str(error)))
 
     def _take_commands(self, engine: Engine) -> None:
         """Take what is there; when there is nothing to compute, wait for it."""
@@ -117,17 +126,19 @@ class Worker:
     def _obey(self, engine: Engine, command: Prepared | Cancel) -> list[Emitted]:
         if isinstance(command, Cancel):
             if command.request_id in self._preparing:
+                self._preparing.discard(command.request_id)
                 self._cancelled_early.add(command.request_id)
-                return []
+                return [(command.request_id, NEVER_STARTED)]
             return engine.cancel(command.request_id)
         request, prompt = command
+        if request.id in self._cancelled_early:
+            self._cancelled_early.discard(request.id)
+            return []
         self._preparing.discard(request.id)
-        cancelled = request.id in self._cancelled_early
-        self._cancelled_early.discard(request.id)
         if isinstance(prompt, EngineError):
             return [(request.id, prompt.as_event())]
         engine.submit(request, prompt)
-        return engine.cancel(request.id) if cancelled else []
+        return []
 
     def _send_events(self, events: list[Emitted]) -> None:
         if events:
@@ -142,12 +153,9 @@ def _prepare(engine: Engine, request: GenerateRequest) -> Prepared:
 
 
 def _answer(vocab: Vocab, message: Tokenize | Detokenize) -> FromWorker:
-    try:
-        if isinstance(message, Tokenize):
-            return protocol.TokenizeReply(message.call, tuple(vocab.encode(message.prompt)))
-        return protocol.DetokenizeReply(message.call, vocab.decode(message.ids))
-    except EngineError as error:
-        return protocol.CallFailed(message.call, error.kind, str(error))
+    if isinstance(message, Tokenize):
+        return protocol.TokenizeReply(message.call, tuple(vocab.encode(message.prompt)))
+    return protocol.DetokenizeReply(message.call, vocab.decode(message.ids))
 
 
 def start_thread(name: str, body: Callable[[], None]) -> None:

@@ -16,6 +16,7 @@ from pinyon.engine.errors import (
     DoesNotFitError,
     EngineCrashedError,
     EngineError,
+    EngineStartError,
     InvalidRequestError,
     ModelLoadError,
     ProtocolError,
@@ -28,19 +29,13 @@ WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "pinyon.engine.worker")
 DEATH_GRACE_S: Final = 1.0
 CLOSE_GRACE_S: Final = 2.0
 LOG_TAIL_BYTES: Final = 4096
-PASSED_ENVIRONMENT: Final = {
-    "PATH",
-    "HOME",
-    "USERPROFILE",
-    "SYSTEMROOT",
-    "TEMP",
-    "TMP",
-    "TMPDIR",
-    "LANG",
-    "LC_ALL",
-    "LC_CTYPE",
-} | {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LLAMA_CPP_LIB_PATH"}
-PASSED_PREFIXES: Final = ("OMP_", "GOMP_", "KMP_", "GGML_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "VK_", "MTL_")
+PASSED_ENVIRONMENT: Final = frozenset(
+    "PATH HOME USERPROFILE SYSTEMROOT TEMP TMP TMPDIR LANG LC_ALL LC_CTYPE "
+    "PYTHONPATH PYTHONHOME VIRTUAL_ENV LD_LIBRARY_PATH DYLD_LIBRARY_PATH LLAMA_CPP_LIB_PATH "
+    "NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES "
+    "HSA_OVERRIDE_GFX_VERSION VK_ICD_FILENAMES VK_DRIVER_FILES".split()
+)
+PASSED_PREFIXES: Final = ("OMP_", "GOMP_", "KMP_", "GGML_", "CUDA_")
 
 
 def worker_environment() -> dict[str, str]:
@@ -55,11 +50,11 @@ def worker_environment() -> dict[str, str]:
 
 
 def _fresh_log(path: Path) -> BinaryIO:
-    """Open a log file for writing; the one before it is kept beside it."""
+    """Open a log file for appending and reading; the one before it is kept beside it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.exists():
+    with contextlib.suppress(FileNotFoundError):
         path.replace(path.with_suffix(".old.log"))
-    return path.open("wb")
+    return path.open("a+b")
 
 
 class WorkerProcess(asyncio.SubprocessProtocol):
@@ -70,11 +65,13 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     every wake-up takes time from the computation.
     """
 
-    def __init__(self, log_path: Path, on_progress: Callable[[float], None], on_death: Callable[[], None]) -> None:
+    def __init__(self, log: BinaryIO, on_progress: Callable[[float], None], on_death: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[EngineInfo] = loop.create_future()
         self.dead: asyncio.Future[None] = loop.create_future()
-        self._log_path = log_path
+        self.was_used = False
+        self._log = log
+        self._fault = ""
         self._on_progress = on_progress
         self._on_death = on_death
         self._frames = protocol.FrameBuffer()
@@ -91,10 +88,15 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         on_progress: Callable[[float], None],
         on_death: Callable[[], None],
     ) -> Self:
-        """Start a worker that loads a model."""
-        with _fresh_log(log_path) as log:
+        """Start a worker that loads a model.
+
+        Raises:
+            EngineStartError: the operating system does not let it.
+        """
+        try:
+            log = _fresh_log(log_path)
             _, process = await asyncio.get_running_loop().subprocess_exec(
-                lambda: cls(log_path, on_progress, on_death),
+                lambda: cls(log, on_progress, on_death),
                 *command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -102,6 +104,8 @@ class WorkerProcess(asyncio.SubprocessProtocol):
                 env=worker_environment(),
                 start_new_session=True,  # Ctrl+C in the terminal is the service's to handle
             )
+        except OSError as error:
+            raise EngineStartError(f"the engine process cannot be started: {error}") from error
         process.post(protocol.Start(protocol.VERSION, config))
         return process
 
@@ -125,6 +129,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         if request.id in self._streams:
             raise InvalidRequestError(f"a request with the id {request.id!r} is still running")
         self.post(protocol.Generate(request))
+        self.was_used = True
         stream = self._streams[request.id] = asyncio.Queue()
         ended = False
         try:
@@ -137,9 +142,10 @@ class WorkerProcess(asyncio.SubprocessProtocol):
                 self.post(protocol.Cancel(request.id))
 
     async def call(self, make: Callable[[int], ToWorker]) -> FromWorker:
-        """Send the message that `make` builds for a call number; return its reply, raise the error it carries."""
+        """Send the message that `make` builds for a call number; return its reply. Raises EngineCrashedError."""
         number = next(self._call_numbers)
         self.post(make(number))
+        self.was_used = True
         self._calls[number] = asyncio.get_running_loop().create_future()
         try:
             return await self._calls[number]
@@ -173,6 +179,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             for payload in self._frames.feed(data):
                 self._take(protocol.decode_from_worker(payload))
         except ProtocolError as error:
+            self._fault = f"{error}; "
             self._fail_load(error)
             self.kill()
 
@@ -225,11 +232,11 @@ class WorkerProcess(asyncio.SubprocessProtocol):
 
     def _cause(self) -> str:
         """Say how the process ended and what it said last."""
-        with self._log_path.open("rb") as log:
-            log.seek(max(0, self._log_path.stat().st_size - LOG_TAIL_BYTES))
+        with self._log as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
             lines = log.read().decode("utf-8", "replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
-        return f"{_exit_text(self._transport.get_returncode())}; its log {self._log_path} ends with: {last}"
+        return f"{self._fault}{_exit_text(self._transport.get_returncode())}; its log ends with: {last}"
 
 
 def _exit_text(status: int | None) -> str:

@@ -6,7 +6,6 @@ is header_check's subject.
 """
 
 import math
-import re
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -69,17 +68,17 @@ _NUMBER_FORMATS = {
 }
 
 
-# Byte tokens are spelt `<0x41>`; of what has their length, this is the rest.
-_LIKE_A_BYTE = re.compile(rb"<0x(?![0-9A-Fa-f]{2}>)..>", re.DOTALL)
-
-
 @dataclass(frozen=True, slots=True)
 class ArrayInfo:
-    """An array in the metadata; `values` is None for strings and where there are more than MAX_KEPT_ELEMENTS."""
+    """An array in the metadata; `values` is None for strings and where there are more than MAX_KEPT_ELEMENTS.
+
+    `spells_bytes` is set for a vocabulary that has a token for each of the 256 bytes.
+    """
 
     element_type: ValueType
     count: int
     values: tuple[int, ...] | tuple[float, ...] | None
+    spells_bytes: bool = False
 
 
 Value: TypeAlias = str | int | float | bool | ArrayInfo
@@ -181,10 +180,10 @@ class Cursor:
         # A forged length ends the loop behind the bytes, and advance() says which of its two errors that is.
         self.advance(position - self.position, what)
 
-    def check_tokens(self, count: int, what: str) -> None:
-        """Step over a vocabulary without a token that is there twice or is a misspelt byte: llama.cpp aborts on both.
+    def check_tokens(self, count: int, what: str) -> bool:
+        """Step over a vocabulary, which must not hold a token twice: llama.cpp aborts on that.
 
-        As there, a token ends at its first NUL, and there may be any number of empty ones.
+        Returns whether there is a token for each byte, spelt `<0x41>` or as the byte itself. As in llama.cpp, a token ends at its first NUL, and there may be any number of empty ones.
         """
         if count > MAX_TOKENS:
             raise GgufFormatError(f"{what} holds {count:,} tokens; up to {MAX_TOKENS:,} are possible")
@@ -204,9 +203,7 @@ class Cursor:
             if token:
                 seen.add(token)
         self.advance(position - self.position, what)
-        misspelt = [token for token in seen if token.startswith(b"<0x") and _LIKE_A_BYTE.fullmatch(token)]
-        if misspelt:
-            raise GgufFormatError(f"{what} holds {quoted(misspelt[0].decode(errors='replace'))}, which is no byte")
+        return all(b"<0x%02X>" % byte in seen or bytes([byte]) in seen for byte in range(256))
 
     def _bytes(self, size: int, what: str) -> bytes:
         start = self.advance(size, what)
@@ -266,9 +263,8 @@ def _read_array(cursor: Cursor, key: str) -> ArrayInfo:
     if element_type is ValueType.STRING:
         count = cursor.count(_U64.size, f"strings in {what}")
         if key == TOKENS_KEY:
-            cursor.check_tokens(count, what)
-        else:
-            cursor.skip_strings(count, what)
+            return ArrayInfo(element_type, count, values=None, spells_bytes=cursor.check_tokens(count, what))
+        cursor.skip_strings(count, what)
         return ArrayInfo(element_type, count, values=None)
     number_format = _NUMBER_FORMATS[element_type]
     element_bytes = struct.calcsize(f"<{number_format}")

@@ -15,6 +15,7 @@ MAX_ALIGNMENT = 1 << 16
 MAX_BLOCKS = 512  # LLAMA_MAX_LAYERS
 MAX_HEADS = 1 << 16
 MAX_WIDTH = 1 << 20
+MAX_TRAILING_BYTES = 16 << 20  # padding is a few bytes; a file that goes on for gigabytes is none that anybody wrote
 MAX_CONTEXT = (1 << 31) - 1
 
 # Their converters write a head count of 0, because the key is required.
@@ -108,6 +109,10 @@ def check_tensors(tensors: tuple[TensorInfo, ...], data_offset: int, alignment: 
     if not by_offset:
         return
     needed = data_offset + max(tensor.offset + tensor.size_bytes for tensor in by_offset)
+    if file_bytes - needed > MAX_TRAILING_BYTES:
+        raise GgufFormatError(
+            f"the tensors end at {needed:,} bytes and the file goes on to {file_bytes:,}: fetch the file again"
+        )
     if needed > file_bytes:
         raise GgufFormatError(
             f"truncated: the tensors need {needed:,} bytes, the file has {file_bytes:,}: fetch the file again"
@@ -141,6 +146,7 @@ def _check_vocabulary(metadata: Mapping[str, Entry]) -> None:
         array = metadata[key].value
         if not isinstance(array, ArrayInfo) or array.element_type not in allowed:
             raise GgufFormatError(f"'{key}' must be an array of {allowed[0].name}")
+    _check_bytes(metadata)
     tokens = _array_count(metadata, TOKENS_KEY)
     if tokens == 0:
         raise GgufFormatError(f"'{TOKENS_KEY}' is empty: a vocabulary needs at least one token")
@@ -148,6 +154,15 @@ def _check_vocabulary(metadata: Mapping[str, Entry]) -> None:
         count = _array_count(metadata, key)
         if count is not None and count != tokens:
             raise GgufFormatError(f"'{key}' has {count:,} entries for a vocabulary of {tokens or 0:,} tokens")
+
+
+def _check_bytes(metadata: Mapping[str, Entry]) -> None:
+    """A SentencePiece vocabulary writes what it has no word for as bytes; llama.cpp aborts on a byte without a token."""
+    model, tokens = metadata.get("tokenizer.ggml.model"), metadata.get(TOKENS_KEY)
+    if model is None or model.value != "llama" or tokens is None or not isinstance(tokens.value, ArrayInfo):
+        return
+    if tokens.value.count and not tokens.value.spells_bytes:
+        raise GgufFormatError(f"'{TOKENS_KEY}' lacks tokens for some of the 256 bytes")
 
 
 def _array_count(metadata: Mapping[str, Entry], key: str) -> int | None:

@@ -78,6 +78,13 @@ class Store:
             return self._resolve_path(_absolute(name_or_path))
         raise ModelNotFoundError(_not_found(name_or_path))
 
+    def knows(self, name: str) -> bool:
+        """Whether there is a record of that name or alias, readable or not."""
+        try:
+            return self._find(name) is not None
+        except StoreError:
+            return True
+
     def ensure_runnable(self, record: Record) -> Record:
         """`record`, after a new check of its header if the file is another one than the record was made for.
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -46,8 +47,8 @@ class _Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The first `bytes_done` bytes of the partial file are the first `parts_done` parts of the file `sha256`."""
 
     sha256: str
-    parts_done: int
-    bytes_done: int
+    parts_done: Annotated[int, msgspec.Meta(ge=0)]
+    bytes_done: Annotated[int, msgspec.Meta(ge=0)]
 
 
 def fetch(

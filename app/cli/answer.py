@@ -18,7 +18,7 @@ class Stats(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     context_tokens: int
-    seed: int
+    seed: int | None
     threads: int
     load_s: float
     queue_s: float
@@ -72,7 +72,8 @@ class TextAnswer:
     def add(self, text: str) -> None:
         sys.stdout.write(for_stdout(text))
         sys.stdout.flush()
-        self._at_line_start = text.endswith("\n")
+        if text:
+            self._at_line_start = text.endswith("\n")
 
     def end(self, stats: Stats) -> None:  # noqa: ARG002
         self.break_off()

@@ -1,5 +1,6 @@
 """Exit codes are an interface. Which error ends a command with which code, and the one line that the user reads."""
 
+import contextlib
 import sys
 import traceback
 from enum import IntEnum
@@ -9,6 +10,7 @@ from pinyon.app.errors import AppError, GenerationFailedError, ModelSlotError
 from pinyon.app.settings import Folders
 from pinyon.engine.errors import EngineError
 from pinyon.engine.events import FailureKind
+from pinyon.models.disk import printable
 from pinyon.models.errors import ModelError, TemplateError
 
 
@@ -42,21 +44,28 @@ def report(error: Exception) -> ExitCode:
             code = ExitCode.MODEL
         case AppError():
             code = ExitCode.USAGE
+        case OSError():
+            code = ExitCode.FAILED
         case _:
             log = _log_fault(error)
-            print(f"pinyon: a fault in Pinyon itself ({type(error).__name__}: {error}); see {log}", file=sys.stderr)
+            _tell(f"a fault in Pinyon itself ({type(error).__name__}: {error}); see {log}")
             return ExitCode.FAILED
-    print(f"pinyon: {error}", file=sys.stderr)
+    _tell(str(error))
     return code
+
+
+def _tell(message: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads stderr: the exit code tells
+        print(f"pinyon: {printable(message)}", file=sys.stderr, flush=True)
 
 
 def _log_fault(error: Exception) -> Path | None:
     """Keep the traceback; None where even that cannot be written."""
-    log = Folders.of_user().logs / "faults.log"
     try:
+        log = Folders.of_user().logs / "faults.log"
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             traceback.print_exception(error, file=file)
-    except OSError:
+    except (OSError, AppError):
         return None
     return log

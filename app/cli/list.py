@@ -5,9 +5,9 @@ import sys
 import click
 import msgspec
 
-from pinyon.app.cli.terminal import for_stdout
 from pinyon.app.settings import Folders
 from pinyon.models import catalog
+from pinyon.models.disk import printable
 from pinyon.models.model_record import Record
 from pinyon.models.store import Store
 
@@ -18,13 +18,13 @@ def command(as_json: bool) -> None:
     """Show the models that are here: name, size, where from, file. What could be pulled is told on stderr."""
     listing = Store(Folders.of_user().models).list()
     for broken in listing.broken:
-        print(f"pinyon: {broken.reason}: `pinyon rm {broken.name}` forgets it", file=sys.stderr)
+        print(f"pinyon: {broken.reason}", file=sys.stderr)
     if as_json:
-        print(msgspec.json.encode(listing.records, enc_hook=str).decode())
+        print(msgspec.json.encode(listing.records, enc_hook=printable).decode())
         return
     width = max((len(record.name) for record in listing.records), default=0)
     for record in listing.records:
-        print(for_stdout(_line(record, width)))
+        print(_line(record, width))
     here = {record.name for record in listing.records}
     for entry in catalog.CATALOG:
         if entry.name not in here:
@@ -33,4 +33,4 @@ def command(as_json: bool) -> None:
 
 
 def _line(record: Record, width: int) -> str:
-    return f"{record.name:<{width}}  {record.size_bytes / 1e6:>8.0f} MB  {record.source:<9}  {record.path}"
+    return f"{record.name:<{width}}  {record.size_bytes / 1e6:>8.0f} MB  {record.source:<9}  {printable(record.path)}"

@@ -1,5 +1,6 @@
 """`pinyon pull`: fetch a catalogue model, checked byte for byte."""
 
+import signal
 import sys
 
 import click
@@ -23,6 +24,8 @@ def command(name: str) -> None:
     models_dir = Folders.of_user().models
     store = Store(models_dir)
     store.require_free_for(entry)
+    for number in (signal.SIGTERM, signal.SIGHUP) if sys.platform != "win32" else (signal.SIGTERM,):
+        signal.signal(number, signal.default_int_handler)  # pip must not outlive this process
     with fetching(entry.name, entry.size_bytes) as on_progress:
         path = fetch(entry, models_dir, lambda progress: on_progress(progress.bytes_done))
     record = store.adopt(entry, path)

@@ -21,7 +21,7 @@ from pinyon.app.settings import Folders, load_settings
 from pinyon.engine.events import Chunk, Failed, Finished, FinishReason
 from pinyon.models import catalog
 from pinyon.models.chat_template import Message
-from pinyon.models.errors import ModelError, ModelNotFoundError
+from pinyon.models.errors import ModelNotFoundError
 from pinyon.models.store import Store
 
 
@@ -30,7 +30,9 @@ from pinyon.models.store import Store
 @click.option("-m", "--model", help="Model to use: a name, an alias or the path of a GGUF file.")
 @click.option("--system", metavar="TEXT", help="Instructions that come before the prompt.")
 @click.option("--max-tokens", type=int, metavar="N", help="Stop after N tokens; without it, where the context ends.")
-@click.option("--context", type=int, metavar="N", help="Context in tokens (default: the model's, at most 8192).")
+@click.option(
+    "--context", type=click.IntRange(min=2), metavar="N", help="Context in tokens (default: the model's, at most 8192)."
+)
 @click.option("--temperature", type=float, metavar="X", help="0 always takes the likeliest token.")
 @click.option("--top-p", type=float, metavar="X", help="Draw from the likeliest tokens that make up this probability.")
 @click.option("--top-k", type=int, metavar="N", help="Draw from the N likeliest tokens; 0 for all.")
@@ -78,22 +80,18 @@ def command(
         max_tokens=max_tokens,
         stop=tuple(map(_argument_text, stop)),
     )
-    name = model or settings.model or _only_choice(store)
+    name = next((name for name in (model, settings.model) if name is not None), None)
+    if name is None:
+        name = _only_choice(store)
     return asyncio.run(
         _run(Service(folders, settings), name, context, ask, JsonAnswer() if as_json else TextAnswer(), stats)
     )
 
 
 def _names_a_model(store: Store, word: str) -> bool:
-    if catalog.find(word) is not None:
-        return True
-    try:
-        store.resolve(word)
-    except ModelNotFoundError:
-        return False
-    except ModelError:
-        return True  # it is one, and loading it will say what is wrong with it
-    return True
+    """Whether the word is a model's name, or looks like a model's file; a prompt may be anything else, paths included."""
+    is_file_name = word.lower().endswith(".gguf") and not any(map(str.isspace, word))
+    return is_file_name or catalog.find(word) is not None or store.knows(word)
 
 
 def _only_choice(store: Store) -> str:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tiny_models import write_tiny_llama
 
+from pinyon.app.cli.answer import TextAnswer
+
 PINYON = [sys.executable, "-m", "pinyon"]
 ANSWER = ["run", "-m", "tiny", "--seed", "1", "--max-tokens", "30"]
 
@@ -60,6 +62,15 @@ def test_the_answer_is_all_of_stdout_and_the_same_streamed_or_not(home):
     assert answer["completion_tokens"] == 30 or answer["finish_reason"] == "stop"
 
 
+def test_two_runs_without_a_seed_draw_different_ones(home):
+    answers = [
+        json.loads(pinyon(home, "run", "-m", "tiny", "--json", "--max-tokens", "20", "hi").stdout) for _ in range(2)
+    ]
+    assert answers[0]["seed"] != answers[1]["seed"]
+    again = pinyon(home, "run", "-m", "tiny", "--json", "--max-tokens", "20", "--seed", answers[0]["seed"], "hi")
+    assert json.loads(again.stdout)["text"] == answers[0]["text"]
+
+
 def test_stats_are_one_line_of_json_on_stderr(home):
     done = pinyon(home, *ANSWER, "--stats", "--context", "200", "hello")
     stats = json.loads(done.stderr)
@@ -96,6 +107,7 @@ def test_piped_text_comes_before_the_prompt(home):
         (["run", "-m", "tiny", "x"], b"\xff\xfe", 2, ["not UTF-8", "0xff", "offset 0"]),
         (["run", "-m", "tiny", "x" * 400], b"", 4, ["256", "tokens"]),
         (["run", "-m", "tiny", "--context", "9999", "x"], b"", 4, ["9,999", "256"]),
+        (["run", "-m", "tiny", "--context", "0", "x"], b"", 2, ["--context", "0"]),
         (["run", "-m", "tiny", "--temperature", "-1", "x"], b"", 2, ["temperature is -1.0"]),
         (["run", "-m", "tiny", "--temperature", "nan", "x"], b"", 2, ["temperature is nan"]),
         (["run", "-m", "tiny", "--seed", "-1", "x"], b"", 2, ["seed is -1"]),
@@ -181,6 +193,35 @@ def test_a_template_that_runs_code_does_not(home, tmp_path):
     path = write_tiny_llama(tmp_path / "evil.gguf", template=template)
     assert_refused(pinyon(home, "run", "-m", path, "x"), 1, "template")
     assert not mark.exists()
+
+
+def test_what_a_template_says_cannot_drive_the_terminal(home, tmp_path):
+    template = "{{ raise_exception('\x1b]52;c;SGk=\x07\nsecond line') }}"
+    path = write_tiny_llama(tmp_path / "m.gguf", template=template)
+    message = assert_refused(pinyon(home, "run", "-m", path, "x"), 1, "second line")
+    assert message.count("\n") == 1
+    assert message.removesuffix("\n").isprintable()
+
+
+def test_a_text_far_over_the_context_is_refused_with_both_numbers(home):
+    assert_refused(pinyon(home, "run", "-m", "tiny", stdin=b"word " * 240_000), 4, "1,200,000 tokens", "256")
+
+
+def test_an_answer_that_ends_in_a_newline_gets_no_second_one(capsys):
+    answer = TextAnswer()
+    for text in ("one\n", ""):
+        answer.add(text)
+    answer.break_off()
+    assert capsys.readouterr().out == "one\n"
+
+
+def test_listing_models_with_odd_names_is_json(tmp_path):
+    path = tmp_path / "\udcff \n.gguf"
+    os.rename(write_tiny_llama(tmp_path / "tiny.gguf"), path)
+    assert pinyon(tmp_path, "add", path, "--name", "odd").returncode == 0
+    (record,) = json.loads(pinyon(tmp_path, "list", "--json").stdout)
+    assert record["name"] == "odd"
+    assert pinyon(tmp_path, "list").stdout.count(b"\n") == 1
 
 
 def test_control_strings_in_a_prompt_stay_text(home):

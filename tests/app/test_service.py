@@ -1,6 +1,7 @@
 """The door to engines: prompts without forged turns, defaults filled in, one model at a time."""
 
 import asyncio
+import sys
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from pinyon.app.ask import Ask, RawText, SamplingChoice
 from pinyon.app.errors import ModelSlotError
 from pinyon.app.service import Service
 from pinyon.app.settings import Folders, Settings
-from pinyon.engine.errors import EngineCrashedError
+from pinyon.engine.errors import ContextOverflowError, DoesNotFitError, EngineCrashedError, ModelQuarantinedError
 from pinyon.engine.events import FinishReason
 from pinyon.engine.request import SamplingParams, Text
 from pinyon.models.chat_template import Message
@@ -74,6 +75,36 @@ async def test_one_model_at_a_time(service, tiny, tmp_path):
     assert (await service.load(str(tiny))).info.context_tokens == 256
 
 
+async def test_a_load_that_failed_leaves_the_slot_free(service, tiny, tmp_path):
+    with pytest.raises(DoesNotFitError, match="100,000"):
+        await service.load(str(tiny), 100_000)
+    assert (await service.load(str(write_tiny_llama(tmp_path / "other.gguf")), 100)).info.context_tokens == 100
+
+
+async def test_another_context_needs_another_engine(service, tiny):
+    await service.load(str(tiny), 100)
+    with pytest.raises(ModelSlotError, match="with --context 100, asked for is 200"):
+        await service.load(str(tiny), 200)
+
+
+async def test_a_quarantined_model_is_not_tried_again_and_others_load(service, tiny, tmp_path, monkeypatch):
+    bad = write_tiny_llama(tmp_path / "bad.gguf")
+    script = "import os; os.abort()"
+    monkeypatch.setattr("pinyon.engine.client.EngineClient.__init__.__defaults__", ((sys.executable, "-c", script),))
+    with pytest.raises(ModelQuarantinedError, match=r"bad\.gguf is quarantined"):
+        await service.load(str(bad))
+    monkeypatch.undo()
+    with pytest.raises(ModelQuarantinedError, match=r"bad\.gguf is quarantined"):
+        await service.load(str(bad))
+    assert (await service.load(str(tiny))).info.context_tokens == 256
+
+
+async def test_a_text_too_long_for_the_template_is_told_by_its_tokens(service, tiny):
+    model = await service.load(str(tiny))
+    with pytest.raises(ContextOverflowError, match="1,200,000 tokens, the context holds 256"):
+        await model.request(user("word " * 240_000))
+
+
 async def test_a_model_without_template_takes_raw_text_only(service, tmp_path):
     model = await service.load(str(write_tiny_llama(tmp_path / "m.gguf", template=None)))
     with pytest.raises(TemplateMissingError, match="--no-template"):
@@ -92,7 +123,7 @@ async def test_leaving_during_a_load_ends_the_load(tmp_path, tiny):
     async with asyncio.timeout(30):
         async with Service(Folders.of_user({"PINYON_HOME": str(tmp_path / "home")}), Settings(threads=2)) as service:
             load = asyncio.create_task(service.load(str(tiny)))
-            while service._engine is None:
+            while service._slot is None:
                 await asyncio.sleep(0)
         with pytest.raises(EngineCrashedError):
             await load

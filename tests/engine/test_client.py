@@ -257,6 +257,7 @@ def test_a_worker_gets_no_secrets(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("HTTPS_PROXY", "http://user:secret@proxy")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("NVIDIA_API_KEY", "secret")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     environment = worker_environment()
     assert not [name for name, value in environment.items() if "secret" in value]
@@ -301,3 +302,61 @@ asyncio.run(main())
     async with asyncio.timeout(30):
         while os.path.exists(f"/proc/{worker}") and " Z " not in Path(f"/proc/{worker}/stat").read_text():
             await asyncio.sleep(0.05)
+
+
+async def test_a_request_that_a_crash_ended_is_not_tried_again(clients, tmp_path):
+    received = tmp_path / "received"
+    script = f"{READY}\nm = read()\nopen({str(received)!r}, 'a').write(m.request.id)\nos.abort()"
+    client = clients(config_of_nothing(), command=fake_worker(script))
+    assert end_of(await answer(client, ask("a"))).kind is FailureKind.ENGINE_CRASH
+    await client.start()  # the next worker is ready, and nobody sent it anything
+    assert received.read_text() == "a"
+    assert end_of(await answer(client, ask("b"))).kind is FailureKind.ENGINE_CRASH
+    assert received.read_text() == "ab"
+
+
+async def test_a_worker_that_nobody_used_is_replaced_by_the_next_request(clients, tmp_path):
+    """Otherwise one that dies of itself would be started again and again."""
+    started = tmp_path / "started"
+    client = clients(config_of_nothing(), command=fake_worker(f"open({str(started)!r}, 'a').write('x')\n{READY}"))
+    await client.start()
+    await asyncio.sleep(0.5)
+    assert started.read_text() == "x"
+    end_of(await answer(client, ask("a")))
+    assert started.read_text().startswith("xx")
+
+
+async def test_a_worker_that_cannot_be_started_fails_the_request_and_the_next_tries_again(clients, tiny, tmp_path):
+    from pinyon.engine.client import EngineClient
+
+    blocked = tmp_path / "logs"
+    blocked.write_text("a file where the folder should be")
+    client = EngineClient(config(tiny), blocked / "engine.log")
+    failed = end_of(await answer(client, ask("a")))
+    assert (failed.kind, "cannot be started" in failed.message) == (FailureKind.ENGINE_ERROR, True)
+    blocked.unlink()
+    assert isinstance(end_of(await answer(client, ask("b", max_tokens=2))), Finished)
+    await client.close()
+
+
+async def test_a_lost_log_does_not_hide_a_death(clients, tiny, tmp_path):
+    client = clients(config(tiny))
+    pid = await client.pid()
+    events = []
+    async with asyncio.timeout(30):
+        async for event in client.generate(ask("a", **LONG)):
+            if not events:
+                os.kill(pid, signal.SIGSTOP)
+                (tmp_path / "engine-0.log").unlink()
+                os.kill(pid, signal.SIGKILL)
+            events.append(event)
+    assert "SIGKILL" in end_of(events).message
+
+
+async def test_a_reply_that_no_frame_holds_fails_alone(clients, tiny):
+    client = clients(config(tiny))
+    pid = await client.pid()
+    tag = 6  # "<tool>", six bytes for a token
+    with pytest.raises(InvalidRequestError, match="the limit is 67,108,864"):
+        await client.detokenize([tag] * 11_500_000)
+    assert await client.pid() == pid

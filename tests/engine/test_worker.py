@@ -26,9 +26,12 @@ async def test_long_runs_of_one_character_are_tokenised_or_refused(clients, tmp_
 
 async def test_tokenising_a_long_text_does_not_stop_the_streams(clients, tiny):
     client = clients(config(tiny))
-    long = asyncio.create_task(client.tokenize([Text("word " * 400_000)]))
-    events = await answer(client, ask("a", max_tokens=100, ignore_eos=True))
-    assert end_of(events).usage.completion_tokens == 100
+    events, long = [], None
+    async for event in client.generate(ask("a", max_tokens=200, ignore_eos=True)):
+        events.append(event)
+        if long is None and ids_of(events):
+            long = asyncio.create_task(client.tokenize([Text("word " * 400_000)]))
+    assert end_of(events).usage.completion_tokens == 200
     assert not long.done(), "the long text must still have been under way"
     assert len(await long) == 2_000_000
 
@@ -68,3 +71,12 @@ async def test_a_model_whose_state_is_damaged_fails_its_requests_only(clients, t
     assert failed.kind is FailureKind.ENGINE_ERROR
     assert "nan instead of a probability" in failed.message
     assert await client.pid() == pid
+
+
+async def test_two_models_load_side_by_side_each_with_a_log_of_its_own(clients, tiny, tmp_path):
+    both = [clients(config(tiny)), clients(config(write_tiny_bpe(tmp_path / "other.gguf", "default")))]
+    await asyncio.gather(*(client.start() for client in both))
+    logs = [(tmp_path / f"engine-{number}.log").read_text() for number in range(2)]
+    assert [("tiny.gguf" in log, "other.gguf" in log) for log in logs] == [(True, False), (False, True)]
+    ends = await asyncio.gather(*(answer(client, ask("a", max_tokens=5, ignore_eos=True)) for client in both))
+    assert [end_of(events).usage.completion_tokens for events in ends] == [5, 5]

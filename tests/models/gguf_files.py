@@ -149,7 +149,7 @@ def tiny(architecture: str = "llama", tokens: int = 5) -> Gguf:
         (f"{architecture}.attention.head_count_kv", ValueType.ARRAY, Array(u32, (2, 4))),
         (f"{architecture}.rope.freq_base", f32, 10000.0),
         ("tokenizer.ggml.add_bos_token", ValueType.BOOL, 1),
-        ("tokenizer.ggml.model", text, "llama"),
+        ("tokenizer.ggml.model", text, "gpt2"),
         ("tokenizer.ggml.tokens", ValueType.ARRAY, Array(text, vocabulary)),
         ("tokenizer.ggml.scores", ValueType.ARRAY, Array(f32, (0.5,) * tokens)),
         ("tokenizer.ggml.token_type", ValueType.ARRAY, Array(ValueType.INT32, (1,) * tokens)),

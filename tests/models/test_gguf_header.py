@@ -159,9 +159,11 @@ def sizes():
 def vocabularies():
     tokens, scores, kinds = "tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type"
     yield "no tokens", GOOD.with_value(tokens, ARRAY, Array(TEXT, ())), "empty"
-    for misspelt in ("<0x-1>", "<0xZZ>", "<0x4 >"):
-        array = Array(TEXT, ("a", misspelt, "<0x41>", "<0x100>", "e"))
-        yield f"byte {misspelt}", GOOD.with_value(tokens, ARRAY, array), f"holds '{misspelt}', which is no byte"
+    spelt = [f"<0x{byte:02X}>" for byte in range(256)]
+    for misspelt in ("<0x-1>", "<0xZZ>", "<0x4 >", "\x7f0x41>", "<0x41\x7f", ""):
+        vocabulary = Array(TEXT, tuple(misspelt if token == "<0x41>" else token for token in spelt))
+        file = GOOD.with_value("tokenizer.ggml.model", TEXT, "llama").with_value(tokens, ARRAY, vocabulary)
+        yield f"byte {misspelt!r}", file, "lacks tokens for some of the 256 bytes"
     for twice in (("a", "b", "c", "b", "d"), ("a", "b\0c", "c", "b\0d", "e"), ("<\n>", "", "", "<\n>", "d")):
         yield (
             f"a token twice: {twice}",
