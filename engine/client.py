@@ -95,10 +95,10 @@ class EngineClient:
     async def close(self) -> None:
         """End the worker; open requests fail."""
         self._closed = True
-        if self._live is None:
-            return
         if self._process is not None:
             await self._process.close()
+        if self._live is None:
+            return
         with contextlib.suppress(EngineError):
             await self._live  # a load under way sees that its worker died, and that it shall not be tried again
 
@@ -137,6 +137,7 @@ class EngineClient:
                     ) from error
             except BaseException:
                 process.kill()
+                await process.dead
                 raise
             else:
                 return process, info

@@ -1,5 +1,6 @@
 """settings.toml, variables over it, and unknown names."""
 
+import os
 import sys
 
 import pytest
@@ -45,6 +46,24 @@ def test_what_is_wrong_is_named(folders, text, environment, message):
     write(folders, text)
     with pytest.raises(SettingsError, match=message):
         load_settings(folders, environment)
+
+
+def test_a_file_with_a_byte_order_mark_is_read(folders):
+    write(folders, "\ufeffcontext = 512\n")
+    assert load_settings(folders, {}).context == 512
+
+
+def test_what_is_no_regular_file_is_refused(folders):
+    folders.config.mkdir(parents=True)
+    os.mkfifo(folders.settings_file)
+    with pytest.raises(SettingsError, match="not a regular file"):
+        load_settings(folders, {})
+
+
+def test_deeply_nested_settings_are_refused(folders):
+    write(folders, "x = " + "[" * 5000)
+    with pytest.raises(SettingsError, match="cannot be read"):
+        load_settings(folders, {})
 
 
 def test_a_file_that_is_not_text_is_refused(folders):

@@ -156,6 +156,14 @@ def sizes():
     yield "half heads", GOOD.with_value(heads, ARRAY, Array(F32, (2.0, 0.5))), "one integer a block"
 
 
+def test_a_file_that_goes_on_for_gigabytes_is_refused(tmp_path):
+    path = tmp_path / "long.gguf"
+    path.write_bytes(GOOD_BYTES)
+    os.truncate(path, 100 << 30)
+    with pytest.raises(GgufFormatError, match="the file goes on to 107,374,182,400"):
+        read_header(path)
+
+
 def vocabularies():
     tokens, scores, kinds = "tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type"
     yield "no tokens", GOOD.with_value(tokens, ARRAY, Array(TEXT, ())), "empty"
