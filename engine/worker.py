@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -54,7 +55,7 @@ class Worker:
         self._commands: SimpleQueue[Prepared | Cancel] = SimpleQueue()
         # Ids between main and engine thread. A cancel may overtake its request, which is then dropped when it comes.
         self._preparing: set[str] = set()
-        self._cancelled_early: set[str] = set()
+        self._cancelled_early: Counter[str] = Counter()
 
     def receive(self, message: protocol.ToWorker) -> None:
         """Hand a message to the thread whose work it is. Called by the main thread."""
@@ -127,12 +128,12 @@ class Worker:
         if isinstance(command, Cancel):
             if command.request_id in self._preparing:
                 self._preparing.discard(command.request_id)
-                self._cancelled_early.add(command.request_id)
+                self._cancelled_early[command.request_id] += 1
                 return [(command.request_id, NEVER_STARTED)]
             return engine.cancel(command.request_id)
         request, prompt = command
         if request.id in self._cancelled_early:
-            self._cancelled_early.discard(request.id)
+            self._cancelled_early -= Counter([request.id])
             return []
         self._preparing.discard(request.id)
         if isinstance(prompt, EngineError):
