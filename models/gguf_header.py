@@ -21,7 +21,6 @@ from pinyon.models.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
-from pinyon.models.ggml_types import FILE_TYPES
 from pinyon.models.gguf_reader import (
     MAX_HEADER_BYTES,
     MIN_METADATA_BYTES,
@@ -68,19 +67,8 @@ class GgufHeader:
         return self.text("tokenizer.chat_template")
 
     @property
-    def context_length(self) -> int | None:
-        """Tokens that the model was trained for."""
-        return self.integer(f"{self.architecture}.context_length")
-
-    @property
     def block_count(self) -> int | None:
         return self.integer(f"{self.architecture}.block_count")
-
-    @property
-    def quantization(self) -> str | None:
-        """The usual name of the file's mixture of tensor types, such as "Q4_K_M"; None where the file does not say."""
-        file_type = self.integer("general.file_type")
-        return None if file_type is None else FILE_TYPES.get(file_type)
 
     def text(self, key: str) -> str | None:
         value = self.metadata.get(key)
