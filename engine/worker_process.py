@@ -61,8 +61,8 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     """One worker process and what is open with it. Dies once; then every stream has had its last event.
 
     `ready` gives the loaded model's info, or ModelLoadError, or the EngineCrashedError of a death before that; `dead` is
-    done after the death. `on_death` is called when a worker dies that was ready. Frames are taken as they arrive, without a task between pipe and stream: on a small machine
-    every wake-up takes time from the computation.
+    done after the death. `on_death` is called when a worker dies that was ready. Frames are taken as they arrive,
+    without a task between pipe and stream: on a small machine every wake-up takes time from the computation.
     """
 
     def __init__(self, log: BinaryIO, on_progress: Callable[[float], None], on_death: Callable[[], None]) -> None:
@@ -231,12 +231,19 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             self.ready.set_exception(error)
 
     def _cause(self) -> str:
-        """Say how the process ended and what it said last."""
-        with self._log as log:
+        """Say how the process ended and what it said last. Must not fail: every stream waits for its last event."""
+        return f"{self._fault}{_exit_text(self._transport.get_returncode())}; its log {_last_line(self._log)}"
+
+
+def _last_line(log: BinaryIO) -> str:
+    """Close a log; return what it ends with, as the end of a sentence."""
+    try:
+        with log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
             lines = log.read().decode("utf-8", "replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
-        return f"{self._fault}{_exit_text(self._transport.get_returncode())}; its log ends with: {last}"
+    except OSError as error:
+        return f"cannot be read: {error}"
+    return "ends with: " + next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
 
 
 def _exit_text(status: int | None) -> str:

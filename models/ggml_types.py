@@ -1,7 +1,6 @@
-"""The tensor types that a GGUF file may hold, with what a row of each costs, and the names of their mixtures.
+"""The tensor types that a GGUF file may hold, with what a row of each costs.
 
-Numbers, block sizes and bytes are those of `ggml_type`, `ggml_blck_size` and `ggml_type_size` (ggml.h of llama.cpp), the
-names of whole files those of `llama_ftype` (llama.h).
+Numbers, block sizes and bytes are those of `ggml_type`, `ggml_blck_size` and `ggml_type_size` (ggml.h of llama.cpp).
 """
 
 from dataclasses import dataclass

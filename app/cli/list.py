@@ -29,7 +29,10 @@ def command(as_json: bool) -> None:
     for entry in catalog.CATALOG:
         if entry.name not in here:
             size = f"{entry.size_bytes / 1e6:.0f} MB"
-            print(f"`pinyon pull {entry.name}` fetches {entry.title} ({size}, {entry.license})", file=sys.stderr)
+            print(
+                f"`pinyon pull {entry.name}` fetches {entry.title} {entry.quantization} ({size}, {entry.license})",
+                file=sys.stderr,
+            )
 
 
 def _line(record: Record, width: int) -> str:

