@@ -1,14 +1,20 @@
 """A real worker under awkward load: long letters, mixed calls, failing native code."""
 
 import asyncio
+import queue
 import random
+import threading
 
 import pytest
-from asking import answer, ask, config, end_of, ids_of
+from asking import answer, ask, config, end_of, ids_of, text_of
+from fakes import make_engine, scripted
 from tiny_models import write_tiny_bpe
 
+from pinyon.engine import protocol
+from pinyon.engine.config import EngineConfig
 from pinyon.engine.events import Failed, FailureKind, Finished
 from pinyon.engine.request import Text
+from pinyon.engine.worker import Worker
 
 LONG_TEXTS = {"letter": "A" * 30_000, "ideograph": "语" * 30_000, "spaces": " " * 100_000, "newlines": "\n" * 100_000}
 
@@ -24,16 +30,35 @@ async def test_long_runs_of_one_character_are_tokenised_or_refused(clients, tmp_
     assert await client.pid() == pid
 
 
-async def test_tokenising_a_long_text_does_not_stop_the_streams(clients, tiny):
-    client = clients(config(tiny))
-    events, long = [], None
-    async for event in client.generate(ask("a", max_tokens=200, ignore_eos=True)):
-        events.append(event)
-        if long is None and ids_of(events):
-            long = asyncio.create_task(client.tokenize([Text("word " * 400_000)]))
-    assert end_of(events).usage.completion_tokens == 200
-    assert not long.done(), "the long text must still have been under way"
-    assert len(await long) == 2_000_000
+class BlockedVocab:
+    """Tokenises when it is told to."""
+
+    def __init__(self):
+        self.may_go_on = threading.Event()
+
+    def encode(self, _prompt):
+        self.may_go_on.wait()
+        return [1]
+
+
+def test_tokenising_a_long_text_does_not_stop_the_streams():
+    sent = queue.SimpleQueue()
+    worker, vocab = Worker(EngineConfig(b"", 1), sent.put), BlockedVocab()
+    engine, *_ = make_engine(scripted(a=b"answer"))
+    threading.Thread(target=worker._run_texts, args=(engine, vocab), daemon=True).start()
+    request = ask("a")
+    worker._commands.put((request, engine.prepare(request)))
+    worker.receive(protocol.Tokenize(7, ()))
+    worker._take_commands(engine)
+    while engine.busy:
+        worker._send_events(engine.step())
+    events = []
+    while not events or not isinstance(events[-1], Finished):
+        events += [event for _, event in sent.get(timeout=10).events]
+    assert text_of(events) == "answer"
+    assert sent.empty()
+    vocab.may_go_on.set()
+    assert sent.get(timeout=10) == protocol.TokenizeReply(7, (1,))
 
 
 async def test_mixed_calls_from_many_sides(clients, tiny):
