@@ -1,9 +1,11 @@
-"""What a door asks of a model: messages or raw text, and the sampling choices that were made explicitly."""
+"""What a door asks of a model: messages, text or tokens, and the choices that were made explicitly."""
 
+import secrets
 from typing import TypeAlias
 
 import msgspec
 
+from pinyon.engine.grammar import Grammar
 from pinyon.engine.request import SamplingParams
 from pinyon.models.chat_template import Message
 
@@ -17,6 +19,10 @@ class SamplingChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     min_p: float | None = None
     repeat_penalty: float | None = None
     seed: int | None = None
+    typical_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] | None = None
 
     def over(self, defaults: SamplingParams) -> SamplingParams:
         """Return the defaults with every choice put over them; zero is a choice."""
@@ -24,19 +30,42 @@ class SamplingChoice(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(defaults, **chosen)
 
 
-class RawText(msgspec.Struct, frozen=True):
+class Chat(msgspec.Struct, frozen=True, tag="chat"):
+    """Messages, for the model's chat template."""
+
+    messages: tuple[Message, ...]
+
+
+class RawText(msgspec.Struct, frozen=True, tag="text"):
     """Text that the model continues as it stands, without a chat template."""
 
     text: str
 
 
-Prompt: TypeAlias = tuple[Message, ...] | RawText
+class RawTokens(msgspec.Struct, frozen=True, tag="tokens"):
+    """Tokens that the model continues as they are."""
+
+    ids: tuple[int, ...]
+
+
+Prompt: TypeAlias = Chat | RawText | RawTokens
+
+
+def new_id() -> str:
+    return secrets.token_hex(8)
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """One answer that is wanted. `max_tokens` None means until the context ends."""
+    """What is wanted: `n` answers to one prompt. `max_tokens` None means until the context ends.
+
+    `logprobs` is as in the engine's request. `id` names the request from here to the engine.
+    """
 
     prompt: Prompt
     sampling: SamplingChoice = SamplingChoice()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    n: int = 1
+    logprobs: int | None = None
+    grammar: Grammar | None = None
+    id: str = msgspec.field(default_factory=new_id)

@@ -4,6 +4,10 @@ AppError
 ├── SettingsError           settings.toml or a PINYON_ variable is wrong
 ├── UsageError              what was asked makes no sense as asked
 ├── ModelSlotError          another model is loaded already
+├── BusyError               a request was not accepted, and may be sent again later
+│   ├── QueueFullError
+│   └── ShuttingDownError
+├── ServerError             about the running server: it cannot start, or cannot be reached
 └── GenerationFailedError   a request ended in Failed; carries the event's kind
 """
 
@@ -23,6 +27,22 @@ class UsageError(AppError):
 
 
 class ModelSlotError(AppError):
+    pass
+
+
+class BusyError(AppError):
+    pass
+
+
+class QueueFullError(BusyError):
+    pass
+
+
+class ShuttingDownError(BusyError):
+    pass
+
+
+class ServerError(AppError):
     pass
 
 

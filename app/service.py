@@ -3,54 +3,142 @@
 import asyncio
 import contextlib
 import os
-import secrets
+import shlex
 from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Protocol, Self
 
-from pinyon.app.ask import Ask, RawText
+from pinyon.app.ask import Ask, Chat, Prompt, RawText, RawTokens
 from pinyon.app.errors import ModelSlotError
 from pinyon.app.settings import Folders, Settings
-from pinyon.engine.client import EngineClient
+from pinyon.engine.client import EngineClient, EngineState
 from pinyon.engine.config import EngineConfig, EngineInfo
 from pinyon.engine.errors import ContextOverflowError, EngineError, ModelQuarantinedError
 from pinyon.engine.events import Event
-from pinyon.engine.request import GenerateRequest, Text
+from pinyon.engine.grammar_check import GrammarChecker
+from pinyon.engine.request import GenerateRequest, Reasoning, Text, Tokens
 from pinyon.models.catalog import slug
 from pinyon.models.chat_template import ChatTemplate, Message
 from pinyon.models.devices import usable_threads
-from pinyon.models.model_record import Record
+from pinyon.models.disk import private_folder
+from pinyon.models.model_record import Record, Source
+from pinyon.models.output_parser import reasoning_tags
 from pinyon.models.store import Store
 from pinyon.models.template_sandbox import TemplateSandbox
 
 LONG_TEXT_CHARS: Final = 1 << 20
 
 
-class LoadedModel:
-    """A model that is ready to answer."""
+class Model(Protocol):
+    """A model that is ready to answer, in this process or in a server."""
 
-    def __init__(self, record: Record, engine: EngineClient, info: EngineInfo, sandbox: TemplateSandbox) -> None:
+    @property
+    def name(self) -> str: ...
+    @property
+    def context_tokens(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+
+    def generate(self, ask: Ask) -> AsyncGenerator[Event]:
+        """Yield the events of an ask; the last one is Finished or Failed. Closing the iterator early cancels it.
+
+        Raises:
+            TemplateError: before the first event: the model has no template, or its template does not take the messages.
+        """
+
+    async def cancel(self, ask_id: str) -> None:
+        """End an ask early; its events get their last one."""
+
+
+class LoadedModel:
+    """A model whose engine this process runs."""
+
+    def __init__(
+        self, record: Record, engine: EngineClient, info: EngineInfo, sandbox: TemplateSandbox, grammars: GrammarChecker
+    ) -> None:
         self.record = record
         self.info = info
         self._engine = engine
         self._sandbox = sandbox
+        self._grammars = grammars
         self._template = ChatTemplate(info.chat_template, info.bos, info.eos)
+        self._tags = reasoning_tags(info.chat_template)
         self._turn_end: tuple[str, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def context_tokens(self) -> int:
+        return self.info.context_tokens
+
+    @property
+    def threads(self) -> int:
+        return self.info.threads
+
+    async def generate(self, ask: Ask) -> AsyncGenerator[Event]:
+        """As Model.generate."""
+        try:
+            request = await self.request(ask)
+        except EngineError as error:
+            yield error.as_event()
+            return
+        async with contextlib.aclosing(self._engine.generate(request)) as events:
+            async for event in events:
+                yield event
+
+    async def cancel(self, ask_id: str) -> None:
+        """As Model.cancel."""
+        await self._engine.cancel(ask_id)
+
+    async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the tokens that a request with this prompt computes. Raises EngineError, TemplateError."""
+        return await self._engine.tokenize(await self._pieces(prompt))
+
+    async def detokenize(self, ids: tuple[int, ...]) -> str:
+        """Return the visible text of tokens. Raises EngineError."""
+        return await self._engine.detokenize(ids)
 
     async def request(self, ask: Ask) -> GenerateRequest:
         """Return the engine's request for an ask: rendered, with the model's defaults filled in.
 
         Raises:
             TemplateError: the model has no template, or its template does not take these messages.
+            EngineError: the prompt cannot fit, or the grammar is refused.
         """
-        stop = ask.stop
-        if isinstance(ask.prompt, RawText):
-            prompt: tuple[Text, ...] = (Text(ask.prompt.text),)
-        else:
-            prompt = await self._render(ask.prompt)
-            stop += await self._typed_turn_end()
-        sampling = ask.sampling.over(self.info.sampling)
-        return GenerateRequest(secrets.token_hex(8), prompt, sampling, ask.max_tokens, stop)
+        grammar = None if ask.grammar is None else await self._grammars.check(ask.grammar)
+        prompt = await self._pieces(ask.prompt)
+        is_chat = isinstance(ask.prompt, Chat)
+        stop = ask.stop + (await self._typed_turn_end() if is_chat else ())
+        reasoning = self._reasoning_after(prompt) if is_chat else None
+        return GenerateRequest(
+            ask.id,
+            prompt,
+            ask.sampling.over(self.info.sampling),
+            ask.max_tokens,
+            stop,
+            ask.logprobs,
+            n=ask.n,
+            grammar=grammar,
+            reasoning=reasoning,
+        )
+
+    async def _pieces(self, prompt: Prompt) -> tuple[Text | Tokens, ...]:
+        match prompt:
+            case RawText(text):
+                return (Text(text),)
+            case RawTokens(ids):
+                return (Tokens(ids),)
+            case Chat(messages):
+                return await self._render(messages)
+
+    def _reasoning_after(self, prompt: tuple[Text | Tokens, ...]) -> Reasoning | None:
+        if (tags := self._tags) is None:
+            return None
+        end = prompt[-1] if prompt else None
+        opened = isinstance(end, Text) and end.special and tags.are_open_in(end.text)
+        return Reasoning(tags.start, tags.ends, opened)
 
     async def _render(self, messages: tuple[Message, ...]) -> tuple[Text, ...]:
         if sum(len(message.content) for message in messages) > LONG_TEXT_CHARS:
@@ -71,13 +159,11 @@ class LoadedModel:
             self._turn_end = () if tag is None or tag in self.info.eog_strings else (tag,)
         return self._turn_end
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Event]:
-        """Yield the events of a request; the last one is Finished or Failed."""
-        return self._engine.generate(request)
 
-    async def cancel(self, request_id: str) -> None:
-        """End a request early; its stream gets its last event."""
-        await self._engine.cancel(request_id)
+class _Slot(NamedTuple):
+    config: EngineConfig
+    engine: EngineClient
+    record: Record
 
 
 class Service:
@@ -88,13 +174,24 @@ class Service:
         self._folders = folders
         self._settings = settings
         self._sandbox = TemplateSandbox()
-        self._slot: tuple[Record, EngineConfig, EngineClient] | None = None
+        self._grammars = GrammarChecker()
+        self._slot: _Slot | None = None
+        self._loaded: LoadedModel | None = None
         self._quarantined: dict[bytes, ModelQuarantinedError] = {}
+
+    @property
+    def loaded(self) -> LoadedModel | None:
+        """The model in memory."""
+        return self._loaded
+
+    @property
+    def engine_state(self) -> EngineState:
+        return EngineState.STOPPED if self._slot is None else self._slot.engine.state
 
     async def load(
         self, name: str, context_tokens: int | None = None, on_progress: Callable[[float], None] | None = None
     ) -> LoadedModel:
-        """Load a model by name or path; `on_progress` is told the loaded fraction.
+        """Load a model by name or path, or return it if it is loaded; `on_progress` is told the loaded fraction.
 
         Raises:
             ModelError: no such model, or its file cannot be used.
@@ -102,36 +199,39 @@ class Service:
             ModelSlotError: another model is loaded, or this one with another context.
         """
         record = await asyncio.to_thread(lambda: self.store.ensure_runnable(self.store.resolve(name)))
-        engine = self._engine_for(record, self._config(record, context_tokens))
+        slot = self._slot = self._slot_for(record, self._config(record, context_tokens))
         warm_up = asyncio.create_task(self._sandbox.start())
         try:
-            info = await engine.start(on_progress)
+            info = await slot.engine.start(on_progress)
         except EngineError as error:
-            self._slot = None
+            if self._slot is slot:
+                self._slot = self._loaded = None
             if isinstance(error, ModelQuarantinedError):
-                self._quarantined[os.fsencode(record.path)] = error
-            await engine.close()
+                self._quarantined[slot.config.model_path] = error
+            await slot.engine.close()
             raise
         finally:
             with contextlib.suppress(Exception):  # a sandbox that cannot start is reported by the first render
                 await warm_up
-        return LoadedModel(record, engine, info, self._sandbox)
+        if self._loaded is None:
+            self._loaded = LoadedModel(record, slot.engine, info, self._sandbox, self._grammars)
+        return self._loaded
 
-    def _engine_for(self, record: Record, config: EngineConfig) -> EngineClient:
-        """Return the loaded engine if it is the one that is asked for, else a new one in the free slot."""
+    def _slot_for(self, record: Record, config: EngineConfig) -> _Slot:
+        """Return the slot if it holds the engine that is asked for, else a new one if it is free."""
         if config.model_path in self._quarantined:
             raise self._quarantined[config.model_path]
         if self._slot is None:
-            engine = EngineClient(config, self._folders.logs / f"{slug(record.name)}.log")
-            self._slot = (record, config, engine)
-            return engine
-        loaded, loaded_config, engine = self._slot
-        if loaded_config.model_path != config.model_path:
-            raise ModelSlotError(f"{loaded.name} is loaded; {record.name} needs an engine of its own: start another")
-        if loaded_config != config:
-            was, asked = loaded_config.context_tokens, config.context_tokens
-            raise ModelSlotError(f"{loaded.name} is loaded with --context {was}, asked for is {asked}: start another")
-        return engine
+            log = private_folder(self._folders.logs) / f"{slug(record.name)}.log"
+            return _Slot(config, EngineClient(config, log), record)
+        if self._slot.config == config:
+            return self._slot
+        asked = record.name if record.source is not Source.PATH else shlex.quote(str(record.path))
+        if config.context_tokens is not None:
+            asked += f" --context {config.context_tokens}"
+        raise ModelSlotError(
+            f"{self._slot.record.name} is loaded, and one model at a time: `pinyon stop`, then `pinyon serve --model {asked}`"
+        )
 
     def _config(self, record: Record, context_tokens: int | None) -> EngineConfig:
         return EngineConfig(
@@ -148,6 +248,6 @@ class Service:
     ) -> None:
         try:
             if self._slot is not None:
-                await self._slot[2].close()
+                await self._slot.engine.close()
         finally:
             await self._sandbox.close()

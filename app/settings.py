@@ -22,6 +22,7 @@ class Folders:
     config: Path
     data: Path
     state: Path
+    runtime: Path
 
     @classmethod
     def of_user(cls, environment: Mapping[str, str] = os.environ) -> "Folders":
@@ -31,9 +32,9 @@ class Folders:
                 root = Path(home).expanduser().absolute()
             except RuntimeError as error:
                 raise SettingsError(f"PINYON_HOME is {home!r}: {error}") from error
-            return cls(root / "config", root / "data", root / "state")
+            return cls(root / "config", root / "data", root / "state", root / "runtime")
         dirs = PlatformDirs("pinyon", appauthor=False)
-        return cls(dirs.user_config_path, dirs.user_data_path, dirs.user_state_path)
+        return cls(dirs.user_config_path, dirs.user_data_path, dirs.user_state_path, dirs.user_runtime_path)
 
     @property
     def models(self) -> Path:
@@ -42,6 +43,10 @@ class Folders:
     @property
     def logs(self) -> Path:
         return self.state / "logs"
+
+    @property
+    def server_file(self) -> Path:
+        return self.runtime / "server.json"
 
     @property
     def settings_file(self) -> Path:

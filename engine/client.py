@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,15 @@ from pinyon.engine.worker_process import WORKER_COMMAND, WorkerProcess
 LOAD_ATTEMPTS: Final = 2
 
 
+class EngineState(StrEnum):
+    """STOPPED has nothing loaded, and loads when asked; a crash leads back to LOADING; FAILED could not load."""
+
+    STOPPED = "stopped"
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+
+
 class EngineClient:
     """One model's engine as the service sees it: started once, alive again after a crash, until it is closed.
 
@@ -39,6 +49,14 @@ class EngineClient:
         self._live: asyncio.Task[tuple[WorkerProcess, EngineInfo]] | None = None
         self._process: WorkerProcess | None = None
         self._closed = False
+
+    @property
+    def state(self) -> EngineState:
+        if self._closed or self._live is None:
+            return EngineState.STOPPED
+        if not self._live.done():
+            return EngineState.LOADING
+        return EngineState.FAILED if self._live.exception() else EngineState.READY
 
     async def start(self, on_progress: Callable[[float], None] | None = None) -> EngineInfo:
         """Load the model; `on_progress` is told the loaded fraction.

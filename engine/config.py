@@ -10,6 +10,8 @@ MAX_STATEFUL_SEQUENCES = 8
 """For recurrent and hybrid models, which allocate a full state per sequence id."""
 CHUNK_ROWS = 64
 """Attention takes its tiled path from 64 rows; chunks of this size give the same bits wherever a prompt is cut."""
+LONG_TEXT_CHARS = 1 << 15
+"""Some tokenizers take seconds from here on."""
 BATCH_ROWS = CHUNK_ROWS + MAX_SEQUENCES
 
 

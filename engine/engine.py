@@ -1,12 +1,17 @@
 """The step loop's body: schedule, run, apply. One thread; requests come and go between steps."""
 
-from typing import Protocol, TypeAlias
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeAlias
 
+from pinyon.engine.answer import Answer, choice_sampling
 from pinyon.engine.batch import Batch
+from pinyon.engine.config import LONG_TEXT_CHARS
 from pinyon.engine.errors import ContextOverflowError, EngineError, InvalidRequestError
-from pinyon.engine.events import Event, FinishReason
+from pinyon.engine.events import Event, FinishReason, Progress
+from pinyon.engine.gate import Constraint
+from pinyon.engine.grammar import Grammar
 from pinyon.engine.native import Candidates, Logits
-from pinyon.engine.request import GenerateRequest
+from pinyon.engine.request import GenerateRequest, text_chars
 from pinyon.engine.sampler import Sampler
 from pinyon.engine.scheduler import Scheduler
 from pinyon.engine.sequence import Sequence
@@ -22,45 +27,83 @@ class BatchRunner(Protocol):
     def run(self, batch: Batch) -> Logits: ...
 
 
+class Prepared(NamedTuple):
+    """A checked request, its prompt's tokens, and a grammar's state for each choice where there is a grammar."""
+
+    request: GenerateRequest
+    prompt: list[int]
+    constraints: list[Constraint]
+
+
 class Engine:
     """Requests in, events out. Every submitted request ends in exactly one Finished or Failed."""
 
-    def __init__(self, vocab: Vocab, runner: BatchRunner, scheduler: Scheduler, context_tokens: int) -> None:
+    def __init__(
+        self,
+        vocab: Vocab,
+        runner: BatchRunner,
+        scheduler: Scheduler,
+        context_tokens: int,
+        compile_grammar: Callable[[Grammar], Constraint],
+    ) -> None:
         self.context_tokens = context_tokens
         self._vocab = vocab
         self._runner = runner
         self._scheduler = scheduler
+        self._compile_grammar = compile_grammar
         self._candidates = Candidates(vocab.size)
-        self._sequences: dict[str, Sequence] = {}
+        self._answers: dict[str, Answer] = {}
 
     @property
     def busy(self) -> bool:
-        return bool(self._sequences)
+        return bool(self._answers)
 
-    def prepare(self, request: GenerateRequest) -> list[int]:
-        """Check a request and return its prompt's tokens. Safe in any thread; raises EngineError."""
+    def prepare(self, request: GenerateRequest) -> Prepared:
+        """Check a request, tokenise its prompt, compile its grammar. Safe in any thread; raises EngineError."""
         request.checked(self._vocab.size)
+        is_long = text_chars(request.prompt) > LONG_TEXT_CHARS
+        if is_long and (least := self._vocab.least_tokens(request.prompt)) >= self.context_tokens:
+            raise ContextOverflowError(least, self.context_tokens, is_estimate=True)
         prompt = self._vocab.encode(request.prompt)
         if not prompt:
             raise InvalidRequestError("the prompt is empty: there is nothing to continue")
         if len(prompt) >= self.context_tokens:
             raise ContextOverflowError(len(prompt), self.context_tokens)
-        return prompt
+        grammar = request.grammar
+        return Prepared(request, prompt, [self._compile_grammar(grammar) for _ in range(request.n)] if grammar else [])
 
-    def submit(self, request: GenerateRequest, prompt: list[int]) -> None:
-        """Queue a prepared request."""
-        assert request.id not in self._sequences, "the client gives every open request an id of its own"
-        sampler = Sampler(request.sampling, self._candidates, self._vocab.size, self.context_tokens, prompt)
-        sequence = Sequence(request, prompt, self._vocab, sampler, self.context_tokens)
-        self._sequences[request.id] = sequence
-        self._scheduler.add(sequence)
+    def submit(self, prepared: Prepared) -> list[Emitted]:
+        """Queue a prepared request; tell that it is accepted."""
+        request, prompt, constraints = prepared
+        assert request.id not in self._answers, "the client gives every open request an id of its own"
+        choices = []
+        for index, sampling in enumerate(choice_sampling(request)):
+            sampler = Sampler(sampling, self._candidates, self._vocab.size, self.context_tokens, prompt)
+            constraint = constraints[index] if constraints else None
+            choices.append(
+                Sequence(
+                    request,
+                    [*prompt],
+                    self._vocab,
+                    sampler,
+                    self.context_tokens,
+                    index=index,
+                    constraint=constraint,
+                )
+            )
+            self._scheduler.add(choices[-1])
+        self._answers[request.id] = Answer(choices)
+        return [(request.id, Progress(0, len(prompt)))]
 
     def cancel(self, request_id: str) -> list[Emitted]:
         """End a request in whatever state it is; one that has ended already is left alone."""
-        sequence = self._sequences.get(request_id)
-        if sequence is None:
+        answer = self._answers.get(request_id)
+        if answer is None:
             return []
-        return self._leave(sequence, sequence.finish(FinishReason.CANCELLED))
+        emitted: list[Emitted] = []
+        for sequence in answer.open:
+            emitted += self._leave(sequence, sequence.finish(FinishReason.CANCELLED))
+        return emitted
 
     def step(self) -> list[Emitted]:
         """Compute one batch and return what came of it."""
@@ -76,28 +119,40 @@ class Engine:
         row = 0
         for piece in batch.slices:
             sequence, wants_logits = piece.sequence, piece.wants_logits
-            events = sequence.advance(piece.rows)
-            if wants_logits:
-                events += self._take(sequence, logits[row])
-                row += 1
-            emitted += self._leave(sequence, events) if sequence.done else self._tag(sequence, events)
+            row += wants_logits
+            if not sequence.done:  # another choice of its request may have failed in this loop
+                emitted += self._advance(sequence, piece.rows, logits[row - 1] if wants_logits else None)
         return emitted
 
-    def _take(self, sequence: Sequence, logits: Logits) -> list[Event]:
-        try:
-            return sequence.take(logits)
-        except EngineError as error:
-            return sequence.fail(error)
+    def _advance(self, sequence: Sequence, rows: int, logits: Logits | None) -> list[Emitted]:
+        events = sequence.advance(rows)
+        if logits is not None:
+            try:
+                events += sequence.take(logits)
+            except EngineError as error:
+                return self._tag(sequence, events) + self._fail_answer(sequence.request.id, error)
+        return self._leave(sequence, events) if sequence.done else self._tag(sequence, events)
 
     def _fail(self, batch: Batch, error: EngineError) -> list[Emitted]:
-        """A decode that failed says nothing about which sequence is to blame: all of its sequences end here."""
-        return [
-            emitted for piece in batch.slices for emitted in self._leave(piece.sequence, piece.sequence.fail(error))
-        ]
+        """A decode that failed says nothing about which sequence is to blame: all of its requests end here."""
+        requests = dict.fromkeys(piece.sequence.request.id for piece in batch.slices)
+        return [emitted for request_id in requests for emitted in self._fail_answer(request_id, error)]
+
+    def _fail_answer(self, request_id: str, error: EngineError) -> list[Emitted]:
+        """End all choices of a request."""
+        emitted: list[Emitted] = []
+        for sequence in self._answers.pop(request_id).open:
+            emitted += self._tag(sequence, sequence.fail())
+            self._scheduler.release(sequence)
+        return [*emitted, (request_id, error.as_event())]
 
     def _leave(self, sequence: Sequence, events: list[Event]) -> list[Emitted]:
-        del self._sequences[sequence.request.id]
+        """Take out a choice that has finished; the last one finishes its request."""
         self._scheduler.release(sequence)
+        answer = self._answers[sequence.request.id]
+        if not answer.open:
+            del self._answers[sequence.request.id]
+            events = [*events, answer.finished()]
         return self._tag(sequence, events)
 
     @staticmethod

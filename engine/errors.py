@@ -23,10 +23,12 @@ class EngineError(Exception):
     """Base of this tree; its text is written for the user."""
 
     kind: ClassVar[FailureKind] = FailureKind.ENGINE_ERROR
+    param: str | None = None
+    """The request's field that is to blame, where it is one."""
 
     def as_event(self) -> Failed:
         """Return the terminal event of a request that ends with this error."""
-        return Failed(self.kind, str(self), self.figures())
+        return Failed(self.kind, str(self), self.figures(), self.param)
 
     def figures(self) -> dict[str, int]:
         """Return the message's numbers by name."""
@@ -36,15 +38,22 @@ class EngineError(Exception):
 class InvalidRequestError(EngineError):
     kind = FailureKind.INVALID_REQUEST
 
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
 
 class ContextOverflowError(EngineError):
-    """The prompt has `prompt_tokens` tokens and the context holds `context_tokens`; one must be left for the answer."""
+    """The prompt has `prompt_tokens` tokens and the context holds `context_tokens`; one must be left for the answer.
+
+    With `is_estimate` the prompt has at least so many: it was too long to be counted.
+    """
 
     kind = FailureKind.CONTEXT_OVERFLOW
 
-    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+    def __init__(self, prompt_tokens: int, context_tokens: int, *, is_estimate: bool = False) -> None:
         super().__init__(
-            f"the prompt has {prompt_tokens:,} tokens, the context holds {context_tokens:,} and needs at least one "
+            f"the prompt has {'at least ' if is_estimate else ''}{prompt_tokens:,} tokens, the context holds {context_tokens:,} and needs at least one "
             "for the answer: shorten the prompt or load the model with a larger context"
         )
         self.prompt_tokens = prompt_tokens

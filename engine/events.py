@@ -39,10 +39,14 @@ class PositionLogprobs(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Counts of tokens. The end-of-generation token, never shown, is not counted."""
+    """Counts of tokens, of all choices together. The end-of-generation token, never shown, is not counted.
+
+    `reasoning_tokens` are those of `completion_tokens` that were spent inside the model's thinking tags, tags included.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    reasoning_tokens: int = 0
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -54,7 +58,7 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """How much of the prompt is computed, in tokens."""
+    """How much of the prompt is computed, in tokens. The first one says 0: the request was checked and accepted."""
 
     done: int
     total: int
@@ -63,17 +67,19 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
     """New visible text of one choice, and its tokens since the last chunk.
 
-    Text lags behind tokens while a character is incomplete or a stop string may be forming.
+    Text lags behind tokens while a character is incomplete or a stop string or a tag may be forming. `logprobs` has the
+    positions of the answer, not those of the reasoning.
     """
 
     index: int
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[PositionLogprobs, ...] = ()
+    reasoning: str = ""
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
-    """The answer is complete. `reasons` has one entry a choice; `seed` is the one that was used, given or drawn, None if nothing was."""
+    """The answer is complete. `reasons` has one entry a choice; `seed` is the first choice's, given or drawn, None if nothing was."""
 
     reasons: tuple[FinishReason, ...]
     usage: Usage
@@ -82,11 +88,12 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The request ends here; `message` is for the user, `data` holds the message's figures by name."""
+    """The request ends here; `message` is for the user, `data` holds its figures by name, `param` is the field to blame."""
 
     kind: FailureKind
     message: str
     data: dict[str, int] = {}
+    param: str | None = None
 
 
 Event: TypeAlias = Progress | Chunk | Finished | Failed

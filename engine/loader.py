@@ -16,6 +16,7 @@ from pinyon.engine.config import (
     EngineConfig,
     EngineInfo,
 )
+from pinyon.engine.constraint import GrammarCompiler
 from pinyon.engine.engine import Engine
 from pinyon.engine.errors import DoesNotFitError, InvalidRequestError, ModelLoadError
 from pinyon.engine.native import Context, Model, NativeLog, check_binding, shown
@@ -64,7 +65,8 @@ def load_engine(
     scheduler = Scheduler(
         cells=context_tokens, sequence_ids=sequences, chunk_rows=CHUNK_ROWS, free_cells_of=context.remove_sequence
     )
-    engine = Engine(vocab, Runner(context, BATCH_ROWS), scheduler, context_tokens)
+    grammars = GrammarCompiler(model.vocabulary, vocab.eog_tokens)
+    engine = Engine(vocab, Runner(context, BATCH_ROWS), scheduler, context_tokens, grammars.compile)
     info = EngineInfo(
         build=build,
         context_tokens=context_tokens,

@@ -14,13 +14,16 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from itertools import repeat
 from pathlib import Path
-from typing import ClassVar, Final, NamedTuple, TextIO, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TextIO, TypeAlias
 
 import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
 from pinyon.engine.errors import BindingError, DoesNotFitError, ModelLoadError, NativeError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 PINNED_VERSION: Final = "0.3.36"
 
@@ -201,6 +204,21 @@ class Vocabulary:
             if -count <= room:
                 raise NativeError(f"a text of {len(text):,} bytes cannot be tokenised")
             room = -count
+
+    def llguidance_tokenizer(self, eog: Sequence[int]) -> "LLTokenizer":
+        """Return this vocabulary for llguidance, which keeps a pointer into the model. Takes 0.2 s for 50,000 tokens."""
+        from llguidance import LLTokenizer  # noqa: PLC0415  a worker without grammars does not pay for it
+
+        special = self.special_tokens()
+        tags = {token for token in special.user_defined if re.fullmatch(rb"<.*>", self.text(token), re.DOTALL)}
+        # 0xff marks tokens that a grammar must not reach through their spelling.
+        hidden = tags.union(special.control)
+        return LLTokenizer.from_llamacpp(  # type: ignore[attr-defined, no-any-return]  # missing in its stubs
+            tokens=[b"\xff" + self.text(i) if i in hidden else self.piece(i) for i in range(self.size)],
+            vocab_ptr=self._handle,
+            tokenize_fptr=ctypes.cast(lib.llama_tokenize, ctypes.c_void_p).value,
+            eos_token=list(eog),
+        )
 
 
 class RowBuffer:

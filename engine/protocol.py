@@ -89,7 +89,7 @@ _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
 
-def encode_frame(message: ToWorker | FromWorker) -> bytes:
+def encode_frame(message: msgspec.Struct) -> bytes:
     """Return header and payload.
 
     Raises:

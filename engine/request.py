@@ -1,10 +1,12 @@
 """What goes into the engine: one frozen request."""
 
+from collections.abc import Iterable
 from typing import Self
 
 import msgspec
 
 from pinyon.engine.errors import InvalidRequestError
+from pinyon.engine.grammar import Grammar
 
 SEED_LIMIT = 2**32
 """Seeds are 32-bit in llama.cpp's samplers; its highest value means "random" there and is not used here."""
@@ -13,6 +15,7 @@ MIN_DIVISOR = 1e-4
 """Logits are divided by temperature and repeat penalty in 32-bit floats, which overflow below this."""
 
 MAX_TOKENS = 2**31 - 1
+MAX_CHOICES = 8
 MAX_STOPS = 17
 """Sixteen of the caller's, and the end-of-turn tag of a chat template."""
 MAX_STOP_BYTES = 256
@@ -58,9 +61,9 @@ class SamplingParams(msgspec.Struct, frozen=True):
         temperature_ok = self.temperature == 0 or MIN_DIVISOR <= self.temperature <= 100
         _require("temperature", self.temperature, temperature_ok, f"0, or {MIN_DIVISOR} to 100")
         _require("top_k", self.top_k, 0 <= self.top_k <= 2**31 - 1, "0 (no limit) or more")
-        _require("top_p", self.top_p, 0 < self.top_p <= 1, "above 0, up to 1")
+        _require("top_p", self.top_p, 0 <= self.top_p <= 1, "0 to 1")
         _require("min_p", self.min_p, 0 <= self.min_p <= 1, "0 to 1")
-        _require("typical_p", self.typical_p, 0 < self.typical_p <= 1, "above 0, up to 1")
+        _require("typical_p", self.typical_p, 0 <= self.typical_p <= 1, "0 to 1")
         penalty_ok = MIN_DIVISOR <= self.repeat_penalty <= 100
         _require("repeat_penalty", self.repeat_penalty, penalty_ok, f"{MIN_DIVISOR} to 100; 1 is off")
         _require("repeat_last_n", self.repeat_last_n, 0 <= self.repeat_last_n <= 2**20, "0 to 1,048,576")
@@ -76,12 +79,25 @@ class SamplingParams(msgspec.Struct, frozen=True):
         return self
 
 
+class Reasoning(msgspec.Struct, frozen=True):
+    """How a model writes down its thoughts: from the text `start` to one of the texts `ends`.
+
+    Where these are spelled with control tokens, their text counts too. `opened` says that the prompt ends inside a block.
+    """
+
+    start: str
+    ends: tuple[str, ...]
+    opened: bool = False
+
+
 class GenerateRequest(msgspec.Struct, frozen=True):
-    """One answer to generate.
+    """One prompt, and `n` answers to generate; the seeds of the choices follow one another.
 
     `max_tokens` None means until the context ends. `logprobs` None means none; k means the chosen token's and those of
     the k likeliest tokens, from the model's own distribution before any sampling parameter. With `ignore_eos` the answer
     goes on after a token that would end it: benchmarks need answers of a given length.
+
+    With `reasoning`, thoughts are told apart from the answer; stop strings and the grammar apply to the answer alone.
     """
 
     id: str
@@ -91,6 +107,9 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     ignore_eos: bool = False
+    n: int = 1
+    grammar: Grammar | None = None
+    reasoning: Reasoning | None = None
 
     def checked(self, vocab_size: int) -> Self:
         """Return self, or raise InvalidRequestError naming the first field that is out of range."""
@@ -101,6 +120,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             self.max_tokens is None or 1 <= self.max_tokens <= MAX_TOKENS,
             f"1 to {MAX_TOKENS}",
         )
+        _require("n", self.n, 1 <= self.n <= MAX_CHOICES, f"1 to {MAX_CHOICES}")
         _require("stop", len(self.stop), len(self.stop) <= MAX_STOPS, f"at most {MAX_STOPS} strings")
         for stop in self.stop:
             _require("stop", stop, _can_stop(stop), f"text of 1 to {MAX_STOP_BYTES} bytes without NUL")
@@ -117,6 +137,11 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return self
 
 
+def text_chars(prompt: Iterable[Text | Tokens]) -> int:
+    """Return how many characters a prompt's tokenizer has to read."""
+    return sum(len(piece.text) for piece in prompt if isinstance(piece, Text))
+
+
 def _can_stop(text: str) -> bool:
     """Whether an answer could contain the text: valid Unicode, not empty, of bounded size."""
     try:
@@ -129,4 +154,4 @@ def _require(field: str, value: object, ok: bool, allowed: str) -> None:
     if not ok:
         shown = repr(value)
         shown = shown if len(shown) <= 80 else f"{shown[:80]}..."
-        raise InvalidRequestError(f"{field} is {shown}; allowed: {allowed}")
+        raise InvalidRequestError(f"{field} is {shown}; allowed: {allowed}", field)

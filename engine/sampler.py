@@ -10,6 +10,10 @@ from pinyon.engine.native import Candidates, Logits, SamplerChain
 from pinyon.engine.request import SEED_LIMIT, SamplingParams
 
 
+def drawn_seed() -> int:
+    return secrets.randbelow(SEED_LIMIT - 1)
+
+
 class Sampler:
     """Draws the tokens of one sequence.
 
@@ -25,7 +29,7 @@ class Sampler:
         context_tokens: int,
         prompt: Sequence[int],
     ) -> None:
-        self.seed = secrets.randbelow(SEED_LIMIT - 1) if params.seed is None else params.seed
+        self.seed = drawn_seed() if params.seed is None else params.seed
         self._candidates = candidates
         self._chain = None if _is_plain_greedy(params) else self._build(params, vocab_size, context_tokens, prompt)
 

@@ -1,32 +1,74 @@
-"""Token bytes to visible text: whole characters only, and never a part of a stop string."""
+"""Token bytes to visible text: whole characters only, thoughts apart from the answer, and never a part of a stop string."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from pinyon.engine.reasoning import Part, ReasoningSplitter
+from pinyon.engine.request import Reasoning
+
+
+class Visible(NamedTuple):
+    """What may be shown now: of the answer, and of the thoughts."""
+
+    text: str = ""
+    reasoning: str = ""
+
+
+NOTHING: Final = Visible()
 
 
 class TextStream:
     """The text of one answer, fed with the bytes of its tokens.
 
-    A stop string ends the text before its own first character. With several, the one that is completed first decides;
-    of those completed by the same character, the longest. So the result does not depend on how text is cut into tokens.
+    A stop string ends the answer before its own first character; thoughts may contain it. With several, the one that is
+    completed first decides; of those completed by the same character, the longest. So the result does not depend on how
+    text is cut into tokens.
     """
 
-    def __init__(self, stops: Sequence[str] = ()) -> None:
+    def __init__(self, stops: Sequence[str] = (), reasoning: Reasoning | None = None) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._splitter = None if reasoning is None else ReasoningSplitter(reasoning)
         self._stops = stops
         self._longest_stop = max(map(len, stops), default=0)
         self._held = ""
         self.stopped = False
 
-    def push(self, data: bytes) -> str:
-        """Return the text that may be shown now. After `stopped` is set, nothing more comes."""
-        return self._release(self._decoder.decode(data))
+    @property
+    def in_reasoning(self) -> bool:
+        return self._splitter is not None and self._splitter.inside
 
-    def flush(self) -> str:
+    def forbid_reasoning(self) -> None:
+        """From now on everything is part of the answer."""
+        if self._splitter is not None:
+            self._splitter.forbid_blocks()
+
+    def push(self, data: bytes) -> Visible:
+        """Return what may be shown now. After `stopped` is set, nothing more comes."""
+        return self._show(self._decoder.decode(data))
+
+    def flush(self) -> Visible:
         """Return what was held back, at the end of the answer; an incomplete character gives one U+FFFD."""
-        text = self._release(self._decoder.decode(b"", final=True))
+        shown = self._show(self._decoder.decode(b"", final=True))
+        rest = NOTHING if self._splitter is None else self._sort(self._splitter.flush())
         held, self._held = self._held, ""
-        return text + held
+        return Visible(shown.text + rest.text + held, shown.reasoning + rest.reasoning)
+
+    def _show(self, text: str) -> Visible:
+        if self._splitter is None:
+            return Visible(self._release(text))
+        return self._sort(self._splitter.push(text))
+
+    def _sort(self, parts: Iterable[Part]) -> Visible:
+        text = reasoning = ""
+        for part in parts:
+            if self.stopped:
+                break
+            if part.is_reasoning:
+                reasoning += part.text
+            else:
+                text += self._release(part.text)
+        return Visible(text, reasoning)
 
     def _release(self, new: str) -> str:
         if self.stopped:

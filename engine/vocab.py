@@ -7,7 +7,7 @@ from typing import Protocol
 
 from pinyon.engine.errors import InvalidRequestError
 from pinyon.engine.native import SpecialTokens
-from pinyon.engine.request import Text, Tokens
+from pinyon.engine.request import Reasoning, Text, Tokens
 
 
 class TokenTable(Protocol):
@@ -55,7 +55,12 @@ class Vocab:
     @cached_property
     def eog_strings(self) -> tuple[str, ...]:
         """Texts of the tokens that end generation."""
-        return self._texts(token for token in self._special.control if self._table.is_eog(token))
+        return self._texts(self.eog_tokens)
+
+    @cached_property
+    def eog_tokens(self) -> tuple[int, ...]:
+        """The tokens that end generation."""
+        return tuple(token for token in self._special.control if self._table.is_eog(token))
 
     def _texts(self, tokens: Iterable[int]) -> tuple[str, ...]:
         texts = (self._table.text(token).decode("utf-8", "replace") for token in tokens)
@@ -74,6 +79,33 @@ class Vocab:
         if known is None:
             known = self._bytes[token] = self._table.piece(token)
         return known
+
+    def tag_bytes(self, tags: Reasoning | None) -> dict[int, bytes]:
+        """Return the texts of the control tokens with which the tags are spelled; such tokens are invisible elsewhere."""
+        if tags is None:
+            return {}
+        spelled = "\0".join((tags.start, *tags.ends))
+        texts = ((token, self._table.text(token)) for token in self._special.control)
+        return {token: text for token, text in texts if text and text.decode("utf-8", "replace") in spelled}
+
+    def opening(self, tags: Reasoning | None) -> list[int]:
+        """Return the tokens of the start tag where it begins with one of its own; none where a block is open, or plain text."""
+        if tags is None or tags.opened:
+            return []
+        tokens = self._tokenize(tags.start, parse_special=True)
+        return tokens if {*tokens[:1]} & {*self._special.control, *self._special.user_defined} else []
+
+    def least_tokens(self, prompt: Sequence[Text | Tokens]) -> int:
+        """Return a number of tokens that the prompt has at least, without tokenising it."""
+        longest = self._longest_token_bytes
+        return sum(
+            len(piece.ids) if isinstance(piece, Tokens) else len(piece.text.encode("utf-8", "replace")) // longest
+            for piece in prompt
+        )
+
+    @cached_property
+    def _longest_token_bytes(self) -> int:
+        return max(len(self._table.text(token)) for token in range(self.size))
 
     def encode(self, prompt: Sequence[Text | Tokens]) -> list[int]:
         """Return the prompt's tokens, beginning with exactly one BOS where the model wants one."""

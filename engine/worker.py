@@ -1,11 +1,12 @@
 """The child process that runs one model: the only process with native code. Started by `worker_process`, ended by EOF on stdin.
 
-Three threads, joined by queues, so that none waits for another's work:
+Four threads, joined by queues, so that none waits for another's work:
   main    reads frames
-  text    checks and tokenises prompts (a long one must not stall the step loop)
+  text    checks and tokenises prompts, compiles grammars: that must not stall the step loop
+  long    the same for long prompts, which take seconds in some tokenizers: they must not hold up the short ones
   engine  loads and owns the model; takes commands between steps
 Each writes its own frames. A pipe that is full stops the engine, and rightly: everyone who could read has stopped.
-The text and engine threads have large stacks: some tokenizers recurse once per character.
+All but main have large stacks: some tokenizers recurse once per character.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import BinaryIO, Final, TypeAlias
@@ -26,14 +28,14 @@ if sys.platform != "win32":
     import resource
 
 from pinyon.engine import protocol
-from pinyon.engine.config import EngineConfig
-from pinyon.engine.engine import Emitted, Engine
+from pinyon.engine.config import LONG_TEXT_CHARS, EngineConfig
+from pinyon.engine.engine import Emitted, Engine, Prepared
 from pinyon.engine.errors import EngineError, ProtocolError
 from pinyon.engine.events import Finished, FinishReason, Timings, Usage
 from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.protocol import Cancel, Detokenize, FromWorker, Generate, Tokenize
-from pinyon.engine.request import GenerateRequest
+from pinyon.engine.request import GenerateRequest, text_chars
 from pinyon.engine.vocab import Vocab
 
 NATIVE_STACK_BYTES: Final = 256 << 20
@@ -41,8 +43,9 @@ PROGRESS_STEP: Final = 0.02
 
 NEVER_STARTED: Final = Finished((FinishReason.CANCELLED,), Usage(0, 0), Timings(0.0, 0.0, 0.0), seed=None)
 
-Prepared: TypeAlias = tuple[GenerateRequest, list[int] | EngineError]
-"""A request with its prompt's tokens, or with what is wrong with it."""
+Refused: TypeAlias = tuple[GenerateRequest, EngineError]
+"""A request with what is wrong with it."""
+TextWork: TypeAlias = Generate | Tokenize | Detokenize
 
 
 class Worker:
@@ -51,8 +54,9 @@ class Worker:
     def __init__(self, config: EngineConfig, send: Callable[[FromWorker], None]) -> None:
         self._config = config
         self._send = send
-        self._texts: SimpleQueue[Generate | Tokenize | Detokenize] = SimpleQueue()
-        self._commands: SimpleQueue[Prepared | Cancel] = SimpleQueue()
+        self._texts: SimpleQueue[TextWork] = SimpleQueue()
+        self._long_texts: SimpleQueue[TextWork] = SimpleQueue()
+        self._commands: SimpleQueue[Prepared | Refused | Cancel] = SimpleQueue()
         # Ids between main and engine thread. A cancel may overtake its request, which is then dropped when it comes.
         self._preparing: set[str] = set()
         self._cancelled_early: Counter[str] = Counter()
@@ -62,20 +66,24 @@ class Worker:
         match message:
             case Generate():
                 self._preparing.add(message.request.id)
-                self._texts.put(message)
+                self._queue_for(message).put(message)
             case Tokenize() | Detokenize():
-                self._texts.put(message)
+                self._queue_for(message).put(message)
             case Cancel():
                 self._commands.put(message)
             case _:
                 raise ProtocolError("the worker was started twice")
+
+    def _queue_for(self, work: TextWork) -> "SimpleQueue[TextWork]":
+        return self._long_texts if _chars(work) > LONG_TEXT_CHARS else self._texts
 
     def run(self) -> None:
         """Body of the engine thread: load, then commands, a step, its events, and again."""
         loaded = self._load()
         if loaded is None:
             return
-        start_thread("text", lambda: self._run_texts(loaded.engine, loaded.vocab))
+        for name, texts in (("text", self._texts), ("long", self._long_texts)):
+            start_thread(name, partial(self._run_texts, texts, loaded.engine, loaded.vocab))
         self._send(protocol.Ready(protocol.VERSION, loaded.info))
         gc.freeze()  # what loading made lives as long as the process: later collections need not walk it
         engine = loaded.engine
@@ -104,9 +112,9 @@ class Worker:
 
         return report
 
-    def _run_texts(self, engine: Engine, vocab: Vocab) -> None:
+    def _run_texts(self, texts: "SimpleQueue[TextWork]", engine: Engine, vocab: Vocab) -> None:
         while True:
-            message = self._texts.get()
+            message = texts.get()
             if isinstance(message, Generate):
                 self._commands.put(_prepare(engine, message.request))
             else:
@@ -124,31 +132,36 @@ class Worker:
             while True:
                 self._send_events(self._obey(engine, self._commands.get(block=not engine.busy)))
 
-    def _obey(self, engine: Engine, command: Prepared | Cancel) -> list[Emitted]:
+    def _obey(self, engine: Engine, command: Prepared | Refused | Cancel) -> list[Emitted]:
         if isinstance(command, Cancel):
             if command.request_id in self._preparing:
                 self._preparing.discard(command.request_id)
                 self._cancelled_early[command.request_id] += 1
                 return [(command.request_id, NEVER_STARTED)]
             return engine.cancel(command.request_id)
-        request, prompt = command
+        request = command[0]
         if request.id in self._cancelled_early:
             self._cancelled_early -= Counter([request.id])
             return []
         self._preparing.discard(request.id)
-        if isinstance(prompt, EngineError):
-            return [(request.id, prompt.as_event())]
-        engine.submit(request, prompt)
-        return []
+        if isinstance(command, Prepared):
+            return engine.submit(command)
+        return [(request.id, command[1].as_event())]
 
     def _send_events(self, events: list[Emitted]) -> None:
         if events:
             self._send(protocol.Events(tuple(events)))
 
 
-def _prepare(engine: Engine, request: GenerateRequest) -> Prepared:
+def _chars(work: TextWork) -> int:
+    if isinstance(work, Detokenize):
+        return 0
+    return text_chars(work.request.prompt if isinstance(work, Generate) else work.prompt)
+
+
+def _prepare(engine: Engine, request: GenerateRequest) -> Prepared | Refused:
     try:
-        return request, engine.prepare(request)
+        return engine.prepare(request)
     except EngineError as error:
         return request, error
 

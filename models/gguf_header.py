@@ -70,6 +70,11 @@ class GgufHeader:
     def block_count(self) -> int | None:
         return self.integer(f"{self.architecture}.block_count")
 
+    @property
+    def context_length(self) -> int | None:
+        """How many tokens the model was trained for."""
+        return self.integer(f"{self.architecture}.context_length")
+
     def text(self, key: str) -> str | None:
         value = self.metadata.get(key)
         return value if isinstance(value, str) else None

@@ -18,7 +18,9 @@ import msgspec
 from pinyon.models.errors import TemplateError, TemplateRejectedError, TemplateTooExpensiveError
 from pinyon.models.template_messages import OUTPUT_CAP_BYTES, READY, RenderRequest, Reply
 
-_SOURCE_CAP_BYTES = 256 << 10
+SOURCE_CAP_BYTES = 256 << 10
+TIME_LIMIT_S = 2.0
+MEMORY_LIMIT_BYTES = 256 << 20
 _REQUEST_CAP_BYTES = 32 << 20
 _REPLY_CAP_BYTES = 6 * OUTPUT_CAP_BYTES + 4096  # a control character is one byte of output and `\u0000` in JSON
 _START_LIMIT_S = 30.0
@@ -33,7 +35,7 @@ class TemplateSandbox:
     Every method belongs to one event loop. `close` ends the child; a render after it starts another.
     """
 
-    def __init__(self, time_limit_s: float = 2.0, memory_limit_bytes: int = 256 << 20) -> None:
+    def __init__(self, time_limit_s: float = TIME_LIMIT_S, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> None:
         self._time_limit_s = time_limit_s
         self._memory_limit_bytes = memory_limit_bytes
         self._lock = asyncio.Lock()
@@ -169,9 +171,9 @@ def _environment() -> dict[str, str]:
 
 def _request_line(request: RenderRequest) -> bytes:
     source_bytes = len(request.source.encode("utf-8", "surrogatepass"))
-    if source_bytes > _SOURCE_CAP_BYTES:
+    if source_bytes > SOURCE_CAP_BYTES:
         raise TemplateTooExpensiveError(
-            f"the chat template is {source_bytes:,} bytes long, the limit is {_SOURCE_CAP_BYTES:,}: {_ADVICE}"
+            f"the chat template is {source_bytes:,} bytes long, the limit is {SOURCE_CAP_BYTES:,}: {_ADVICE}"
         )
     line = json.dumps(msgspec.to_builtins(request)).encode() + b"\n"
     if len(line) > _REQUEST_CAP_BYTES:

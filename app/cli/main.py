@@ -18,6 +18,9 @@ COMMANDS: Final = {
     "add": "pinyon.app.cli.add",
     "list": "pinyon.app.cli.list",
     "rm": "pinyon.app.cli.rm",
+    "serve": "pinyon.app.cli.serve",
+    "ps": "pinyon.app.cli.ps",
+    "stop": "pinyon.app.cli.stop",
 }
 """Command name -> module with a click command `command`; imported when the command is used."""
 

@@ -7,22 +7,38 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from pinyon.app.ask import Ask, Prompt, RawText, SamplingChoice
+from pinyon.app.ask import Ask, Chat, Prompt, RawText, SamplingChoice
 from pinyon.app.cli.answer import Answer, JsonAnswer, Stats, TextAnswer
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.progress import loading
-from pinyon.app.errors import GenerationFailedError, UsageError
-from pinyon.app.service import LoadedModel, Service
-from pinyon.app.settings import Folders, load_settings
+from pinyon.app.default_model import default_model
+from pinyon.app.errors import AppError, GenerationFailedError, UsageError
+from pinyon.app.running import read_server
+from pinyon.app.settings import Folders, Settings, load_settings
 from pinyon.engine.events import Chunk, Failed, Finished, FinishReason
 from pinyon.models import catalog
 from pinyon.models.chat_template import Message
-from pinyon.models.errors import ModelNotFoundError
 from pinyon.models.store import Store
+
+if TYPE_CHECKING:
+    from pinyon.app.service import Model
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """`model` None is the server's own, or where there is no server the default one."""
+
+    folders: Folders
+    settings: Settings
+    model: str | None
+    context: int | None
+    ask: Ask
 
 
 @click.command(name="run")
@@ -80,27 +96,14 @@ def command(
         max_tokens=max_tokens,
         stop=tuple(map(_argument_text, stop)),
     )
-    name = settings.model if model is None else model
-    if name is None:
-        name = _latest(store)
-    return asyncio.run(
-        _run(Service(folders, settings), name, context, ask, JsonAnswer() if as_json else TextAnswer(), stats)
-    )
+    wish = _Wish(folders, settings, model, context, ask)
+    return asyncio.run(_run(wish, JsonAnswer() if as_json else TextAnswer(), stats))
 
 
 def _names_a_model(store: Store, word: str) -> bool:
     """Whether the word is a model's name, or looks like a model's file; a prompt may be anything else, paths included."""
     is_file_name = word.lower().endswith(".gguf") and not any(map(str.isspace, word))
     return is_file_name or catalog.find(word) is not None or store.knows(word)
-
-
-def _latest(store: Store) -> str:
-    """Return the model to use when none is named: the one that came last."""
-    records = store.list().records
-    if not records:
-        starter = "`pinyon pull smollm2` fetches a small one (98 MB)"
-        raise ModelNotFoundError(f"no model is here yet: {starter}, `pinyon add FILE` takes a GGUF file of yours")
-    return max(records, key=lambda record: record.added_at).name
 
 
 def _prompt_text(words: Iterable[str]) -> str:
@@ -137,38 +140,53 @@ def _prompt(text: str, system: str | None, no_template: bool) -> Prompt:
             raise UsageError("--system needs the chat template that --no-template leaves out: put it into the prompt")
         return RawText(text)
     before = () if system is None else (Message("system", system),)
-    return (*before, Message("user", text))
+    return Chat((*before, Message("user", text)))
 
 
-async def _run(
-    service: Service, name: str, context: int | None, ask: Ask, answer: Answer, with_stats: bool
-) -> ExitCode:
+async def _run(wish: _Wish, answer: Answer, with_stats: bool) -> ExitCode:
     started = time.monotonic()
-    async with service:
-        with loading(name) as on_progress:
-            model = await service.load(name, context, on_progress)
+    async with contextlib.AsyncExitStack() as stack:
+        with loading(wish.model or wish.settings.model or "the model") as on_progress:
+            model = await _loaded(stack, wish, on_progress)
         load_s = time.monotonic() - started
-        finished = await _generate(model, ask, answer)
-    stats = Stats.of(model.record.name, model.info, finished, load_s)
+        try:
+            finished = await _generate(model, wish.ask, answer)
+        except AppError:
+            answer.break_off()
+            raise
+    stats = Stats.of(model, finished, load_s)
     answer.end(stats)
     if with_stats:
         print(msgspec.json.encode(stats).decode(), file=sys.stderr)
     return ExitCode.INTERRUPTED if finished.reasons == (FinishReason.CANCELLED,) else ExitCode.OK
 
 
-async def _generate(model: LoadedModel, ask: Ask, answer: Answer) -> Finished:
-    """Hand the text to `answer` as it comes; return the last event."""
-    request = await model.request(ask)
-    with _on_interrupt(lambda: model.cancel(request.id)):
-        async with contextlib.aclosing(model.generate(request)) as events:
+async def _loaded(stack: contextlib.AsyncExitStack, wish: _Wish, on_progress: Callable[[float], None]) -> "Model":
+    """Return the model, ready: in the running server, or where there is none in this process until `stack` ends."""
+    store = Store(wish.folders.models)
+    if read_server(wish.folders) is not None:
+        from pinyon.app.remote import find_server  # noqa: PLC0415  an HTTP client takes 0.07 s to import
+
+        if (server := await find_server(wish.folders)) is not None:
+            path = None if wish.model is None else store.resolve(wish.model).path
+            return await server.load(path, wish.context, on_progress)
+    from pinyon.app.service import Service  # noqa: PLC0415  a command that attaches starts without it
+
+    service = await stack.enter_async_context(Service(wish.folders, wish.settings))
+    return await service.load(wish.model or default_model(store, wish.settings), wish.context, on_progress)
+
+
+async def _generate(model: "Model", ask: Ask, answer: Answer) -> Finished:
+    """Hand the answer on as it comes; return the last event."""
+    with _on_interrupt(lambda: model.cancel(ask.id)):
+        async with contextlib.aclosing(model.generate(ask)) as events:
             async for event in events:
                 match event:
-                    case Chunk(text=text):
-                        answer.add(text)
+                    case Chunk():
+                        answer.add(event)
                     case Finished():
                         return event
                     case Failed():
-                        answer.break_off()
                         raise GenerationFailedError(event)
     raise AssertionError("every request ends in Finished or Failed")
 

@@ -1,5 +1,6 @@
 """`pinyon run` as a user meets it: a process with streams, arguments and an exit code."""
 
+import io
 import json
 import os
 import pty
@@ -7,13 +8,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from command_line import PINYON, assert_refused, environment, pinyon
 from tiny_models import write_tiny_llama
 
-from pinyon.app.cli.answer import TextAnswer
+from pinyon.app.cli.answer import JsonAnswer, Stats, TextAnswer
+from pinyon.engine.events import Chunk, Finished, FinishReason, Timings, Usage
 
-PINYON = [sys.executable, "-m", "pinyon"]
 ANSWER = ["run", "-m", "tiny", "--seed", "1", "--max-tokens", "30"]
 
 
@@ -23,33 +26,6 @@ def home(tmp_path_factory, tiny):
     folder = tmp_path_factory.mktemp("home")
     pinyon(folder, "add", tiny, "--name", "tiny", check=True)
     return folder
-
-
-def environment(home, **variables):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PINYON_")}
-    return {**kept, "PINYON_HOME": str(home), **variables}
-
-
-def pinyon(home, *arguments, stdin=b"", check=False, **variables):
-    return subprocess.run(
-        [*PINYON, *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        env=environment(home, **variables),
-        check=check,
-        timeout=60,
-    )
-
-
-def assert_refused(done, code, *words):
-    """One line on stderr that says these words, nothing on stdout."""
-    message = done.stderr.decode()
-    assert done.returncode == code, message
-    assert done.stdout == b""
-    assert "Traceback" not in message
-    for word in words:
-        assert word in message
-    return message
 
 
 def test_the_answer_is_all_of_stdout_and_the_same_streamed_or_not(home):
@@ -210,9 +186,42 @@ def test_a_text_far_over_the_context_is_refused_with_both_numbers(home):
 def test_an_answer_that_ends_in_a_newline_gets_no_second_one(capsys):
     answer = TextAnswer()
     for text in ("one\n", ""):
-        answer.add(text)
+        answer.add(Chunk(0, text))
     answer.break_off()
     assert capsys.readouterr().out == "one\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+THOUGHTS = [Chunk(0, "", reasoning="hm\x1b[2J"), Chunk(0, "", reasoning="m"), Chunk(0, "42")]
+
+
+def test_thoughts_are_dim_on_a_terminal_and_nowhere_else(capsys, monkeypatch):
+    def shown():
+        answer = TextAnswer()
+        for chunk in THOUGHTS:
+            answer.add(chunk)
+        answer.break_off()
+        return capsys.readouterr()
+
+    assert shown() == ("42\n", "")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    assert shown() == ("42\n", "")
+    assert terminal.getvalue() == "\x1b[2mhm\u241b[2J\x1b[0m\x1b[2mm\x1b[0m\n\n"
+
+
+@pytest.mark.parametrize(("chunks", "reasoning"), [(THOUGHTS, "hm\x1b[2Jm"), (THOUGHTS[2:], None)])
+def test_json_has_the_thoughts_where_there_are_any(capsys, chunks, reasoning):
+    answer = JsonAnswer()
+    for chunk in chunks:
+        answer.add(chunk)
+    finished = Finished((FinishReason.STOP,), Usage(1, 5, 3), Timings(0, 0, 0), 7)
+    answer.end(Stats.of(SimpleNamespace(name="m", context_tokens=9, threads=1), finished, 0.0))
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["text"], printed.get("reasoning"), printed["reasoning_tokens"]) == ("42", reasoning, 3)
 
 
 def test_listing_models_with_odd_names_is_json(tmp_path):

@@ -1,20 +1,30 @@
 """The door to engines: prompts without forged turns, defaults filled in, one model at a time."""
 
 import asyncio
+import os
+import signal
 import sys
 
 import msgspec
 import pytest
 from asking import answer, end_of, text_of
-from tiny_models import write_tiny_llama
+from tiny_models import CHATML, FIRST_BYTE, VOCABULARY, write_tiny_llama
 
-from pinyon.app.ask import Ask, RawText, SamplingChoice
+from pinyon.app.ask import Ask, Chat, RawText, RawTokens, SamplingChoice
 from pinyon.app.errors import ModelSlotError
 from pinyon.app.service import Service
 from pinyon.app.settings import Folders, Settings
-from pinyon.engine.errors import ContextOverflowError, DoesNotFitError, EngineCrashedError, ModelQuarantinedError
-from pinyon.engine.events import FinishReason
-from pinyon.engine.request import SamplingParams, Text
+from pinyon.engine import grammar
+from pinyon.engine.client import EngineState
+from pinyon.engine.errors import (
+    ContextOverflowError,
+    DoesNotFitError,
+    EngineCrashedError,
+    InvalidRequestError,
+    ModelQuarantinedError,
+)
+from pinyon.engine.events import FailureKind, FinishReason
+from pinyon.engine.request import Reasoning, SamplingParams, Text
 from pinyon.models.chat_template import Message
 from pinyon.models.errors import TemplateMissingError, TemplateRejectedError
 
@@ -25,8 +35,24 @@ async def service(tmp_path):
         yield made
 
 
-def user(text):
-    return Ask((Message("user", text),))
+def chat(*messages, **fields):
+    return Ask(Chat(messages), **fields)
+
+
+def user(text, **fields):
+    return chat(Message("user", text), **fields)
+
+
+async def events_of(model, ask):
+    return [event async for event in model.generate(ask)]
+
+
+def think_template(opening=""):
+    """Takes old thoughts out of the history, and may write the start tag itself."""
+    return (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'].split('</think>')[-1] }}<|im_end|>\n"
+        f"{{% endfor %}}{{% if add_generation_prompt %}}<|im_start|>assistant\n{opening}{{% endif %}}"
+    )
 
 
 async def test_choices_come_over_the_model_s_own_defaults(service, tmp_path):
@@ -51,7 +77,7 @@ async def test_an_end_tag_of_the_vocabulary_needs_no_stop_string(service, tiny):
 async def test_an_end_tag_that_the_vocabulary_lacks_becomes_a_stop_string(service, tmp_path):
     template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}[/end]{% endfor %}"
     model = await service.load(str(write_tiny_llama(tmp_path / "m.gguf", template=template)))
-    request = await model.request(Ask((Message("user", "x"),), stop=("mine",)))
+    request = await model.request(user("x", stop=("mine",)))
     assert request.stop == ("mine", "[/end]")
     assert (await model.request(Ask(RawText("x")))).stop == ()
 
@@ -83,7 +109,7 @@ async def test_a_load_that_failed_leaves_the_slot_free(service, tiny, tmp_path):
 
 async def test_another_context_needs_another_engine(service, tiny):
     await service.load(str(tiny), 100)
-    with pytest.raises(ModelSlotError, match="with --context 100, asked for is 200"):
+    with pytest.raises(ModelSlotError, match="pinyon serve --model .* --context 200`"):
         await service.load(str(tiny), 200)
 
 
@@ -119,6 +145,125 @@ async def test_a_template_s_own_refusal_is_told(service, tmp_path):
         await model.request(user("x"))
 
 
+# Thoughts.
+
+
+@pytest.mark.parametrize(
+    ("template", "reasoning"),
+    [
+        (CHATML, None),
+        (think_template(), Reasoning("<think>", ("</think>",))),
+        (think_template("<think>\n"), Reasoning("<think>", ("</think>",), opened=True)),
+        (think_template("<think>\n\n</think>\n\n"), Reasoning("<think>", ("</think>",))),
+    ],
+)
+async def test_the_template_tells_how_the_model_thinks(service, tmp_path, template, reasoning):
+    model = await service.load(str(write_tiny_llama(tmp_path / "m.gguf", template=template)))
+    assert (await model.request(user("x"))).reasoning == reasoning
+    assert (await model.request(Ask(RawText("<think>")))).reasoning is None
+    assert (await model.request(Ask(RawTokens((5,))))).reasoning is None
+
+
+async def test_a_user_who_writes_the_start_tag_opens_nothing(service, tmp_path):
+    """The tag is a token of this vocabulary, and the user's text stands at the very end of the prompt."""
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}{# </think> #}"
+    path = write_tiny_llama(tmp_path / "m.gguf", template=template)
+    model = await service.load(str(path))
+    model.info = msgspec.structs.replace(model.info, control_strings=(*model.info.control_strings, "<think>"))
+    request = await model.request(user("say <think>"))
+    assert request.prompt[-1] == Text("<think>")
+    assert request.reasoning == Reasoning("<think>", ("</think>",))
+
+
+# Grammars.
+
+
+async def test_a_grammar_reaches_the_engine_only_checked(service, tiny):
+    model = await service.load(str(tiny))
+    plain = grammar.regex("[ab]{3}")
+    assert (await model.request(user("x", grammar=plain))).grammar == plain
+    translated = (await model.request(user("x", grammar=grammar.gbnf('root ::= "yes"')))).grammar
+    assert not translated.is_gbnf
+    events = await events_of(model, user("x", grammar=translated))
+    assert (text_of(events), end_of(events).reasons) == ("yes", (FinishReason.STOP,))
+
+
+async def test_a_grammar_that_is_refused_ends_its_ask_alone(service, tiny):
+    model = await service.load(str(tiny))
+    failed = end_of(await events_of(model, user("x", grammar=grammar.regex("(")))) 
+    assert failed.kind is FailureKind.INVALID_REQUEST
+    pid = await model._engine.pid()
+    assert end_of(await events_of(model, user("x", max_tokens=1))).reasons
+    assert await model._engine.pid() == pid
+
+
+# Tokens.
+
+
+async def test_tokens_are_those_of_a_request(service, tiny):
+    model = await service.load(str(tiny))
+    ask = user("Hé\0<|im_end|>", max_tokens=1)
+    ids = await model.tokenize(ask.prompt)
+    assert end_of(await events_of(model, ask)).usage.prompt_tokens == len(ids)
+    assert await model.tokenize(RawText("é")) == (FIRST_BYTE + 0xC3, FIRST_BYTE + 0xA9)
+    assert await model.tokenize(RawTokens((5, 6))) == (5, 6)
+    assert await model.tokenize(RawText("")) == ()
+
+
+@pytest.mark.parametrize("text", ["Hé", "a\0b", "\u202e👩‍👩‍👧", "e\u0301" * 200])
+async def test_text_comes_back_from_its_tokens(service, tiny, text):
+    model = await service.load(str(tiny))
+    assert await model.detokenize(await model.tokenize(RawText(text))) == text
+
+
+async def test_a_token_outside_the_vocabulary_is_an_error_and_no_crash(service, tiny):
+    model = await service.load(str(tiny))
+    for wrong in (-1, VOCABULARY, 2**31 - 1):
+        with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
+            await model.detokenize((wrong,))
+    assert await model.detokenize((FIRST_BYTE + 65,)) == "A"
+
+
+# States.
+
+
+async def test_the_state_is_that_of_the_engine(service, tiny):
+    assert (service.engine_state, service.loaded) == (EngineState.STOPPED, None)
+    loading = asyncio.create_task(service.load(str(tiny)))
+    while service.engine_state is EngineState.STOPPED:
+        await asyncio.sleep(0)
+    assert (service.engine_state, service.loaded) == (EngineState.LOADING, None)
+    model = await loading
+    assert (service.engine_state, service.loaded) == (EngineState.READY, model)
+
+
+async def test_loads_of_one_model_share_its_engine(service, tiny):
+    models = await asyncio.gather(*(service.load(str(tiny)) for _ in range(5)))
+    assert all(model is models[0] for model in models)
+
+
+async def test_a_model_loads_after_a_load_that_failed(service, tiny):
+    with pytest.raises(DoesNotFitError):
+        await service.load(str(tiny), 100_000)
+    assert (service.engine_state, service.loaded) == (EngineState.STOPPED, None)
+    model = await service.load(str(tiny))
+    assert end_of(await events_of(model, user("x", max_tokens=2))).reasons == (FinishReason.LENGTH,)
+
+
+async def test_the_same_model_answers_after_its_worker_was_killed(service, tiny):
+    model = await service.load(str(tiny))
+    await events_of(model, user("x", max_tokens=1))
+    pid = await model._engine.pid()
+    stream = model.generate(user("x"))
+    await anext(stream)
+    os.kill(pid, signal.SIGKILL)
+    *_, last = [event async for event in stream]
+    assert (last.kind, last.message.count("SIGKILL")) == (FailureKind.ENGINE_CRASH, 1)
+    assert await service.load(str(tiny)) is model
+    assert end_of(await events_of(model, user("x", max_tokens=1))).reasons == (FinishReason.LENGTH,)
+    assert await model._engine.pid() != pid
+
+
 async def test_leaving_during_a_load_ends_the_load(tmp_path, tiny):
     async with asyncio.timeout(30):
         async with Service(Folders.of_user({"PINYON_HOME": str(tmp_path / "home")}), Settings(threads=2)) as service:
@@ -144,7 +289,7 @@ async def test_no_text_becomes_a_control_token(service, smollm2):
             Message("assistant", text),
             Message("user", text * 2),
         )
-        return await model._engine.tokenize((await model.request(Ask(messages))).prompt)
+        return await model._engine.tokenize((await model.request(chat(*messages))).prompt)
 
     benign = sum(token in control_ids for token in await prompt("word"))
     assert benign == 2 * 4 + 1
@@ -166,8 +311,7 @@ async def test_a_harmless_conversation_is_tokenised_as_one_string(service, smoll
 @pytest.mark.model
 async def test_smollm2_answers_a_question(service, smollm2):
     model = await service.load(str(smollm2))
-    ask = Ask((Message("user", "What is 2+2?"),), SamplingChoice(temperature=0), max_tokens=30)
-    request = await model.request(ask)
-    events = [event async for event in model.generate(request)]
+    ask = user("What is 2+2?", sampling=SamplingChoice(temperature=0), max_tokens=30)
+    events = await events_of(model, ask)
     assert "4" in text_of(events)
     assert end_of(events).reasons == (FinishReason.STOP,)

@@ -77,8 +77,14 @@ def test_a_file_that_is_not_text_is_refused(folders):
 def test_the_platform_s_folders(monkeypatch, tmp_path):
     for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("HOME", str(tmp_path))
     folders = Folders.of_user({})
     assert folders.models == tmp_path / ".local/share/pinyon/models"
     assert folders.settings_file == tmp_path / ".config/pinyon/settings.toml"
     assert folders.logs == tmp_path / ".local/state/pinyon/logs"
+    assert folders.server_file == tmp_path / "run/pinyon/server.json"
+
+
+def test_a_home_holds_every_folder(folders, tmp_path):
+    assert folders == Folders(*(tmp_path / name for name in ("config", "data", "state", "runtime")))

@@ -54,7 +54,7 @@ def outside_ms(loaded: LoadedEngine, batch: int, inside: Stopwatch) -> list[floa
             max_tokens=STEPS + batch,
             ignore_eos=True,
         )
-        engine.submit(request, engine.prepare(request))
+        engine.submit(engine.prepare(request))
     times: list[float] = []
     while engine.busy:
         inside.seconds = 0.0

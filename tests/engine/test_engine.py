@@ -100,8 +100,8 @@ def test_characters_of_several_tokens_stay_whole_beside_others_in_one_batch():
 def test_a_decoder_shared_by_requests_would_be_noticed(monkeypatch):
     shared = TextStream()._decoder
 
-    def with_shared_decoder(stops):
-        stream = TextStream(stops)
+    def with_shared_decoder(stops, reasoning):
+        stream = TextStream(stops, reasoning)
         stream._decoder = shared
         return stream
 
@@ -122,7 +122,7 @@ def test_the_repeat_penalty_sees_the_whole_prompt():
 
 def test_control_strings_in_the_prompt_are_text():
     engine, _, _ = make_engine()
-    tokens = engine.prepare(ask("a", "hi<|im_end|>\n<s>system"))
+    tokens = engine.prepare(ask("a", "hi<|im_end|>\n<s>system")).prompt
     assert tokens == list(b"hi<|im_end|>\n<s>system")
 
 
@@ -135,7 +135,7 @@ def test_the_model_sees_exactly_one_bos(prompt):
 
 
 def test_a_prompt_with_nothing_but_bos_is_continued():
-    assert make_engine(adds_bos=True)[0].prepare(ask("a", "")) == [BOS]
+    assert make_engine(adds_bos=True)[0].prepare(ask("a", "")).prompt == [BOS]
 
 
 # Requests that are refused
@@ -169,6 +169,13 @@ def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused_with_the_figures(
     assert caught.value.as_event().data == {"prompt_tokens": tokens, "context_tokens": CONTEXT}
 
 
+def test_a_huge_prompt_is_refused_without_being_tokenised(monkeypatch):
+    engine = make_engine(cells=CONTEXT)[0]
+    monkeypatch.setattr(ByteTable, "tokenize", lambda *_args, **_kwargs: pytest.fail("tokenised"))
+    with pytest.raises(ContextOverflowError, match="at least 5,000"):
+        engine.prepare(ask("a", "x" * (5000 * len("<|im_end|>"))))
+
+
 def test_bos_counts_towards_the_context():
     with pytest.raises(ContextOverflowError):
         make_engine(cells=CONTEXT, adds_bos=True)[0].prepare(ask("a", "x" * (CONTEXT - 1)))
@@ -196,7 +203,7 @@ def test_a_prompt_is_computed_in_chunks_and_reports_each():
     engine, runner, _ = make_engine(scripted(a=b"x"))
     events = run_to_end(engine, ask("a", "p" * 150))["a"]
     assert runner.batches[:3] == [[("a", 64)], [("a", 64)], [("a", 22)]]
-    assert events[:3] == [Progress(64, 150), Progress(128, 150), Progress(150, 150)]
+    assert events[:4] == [Progress(done, 150) for done in (0, 64, 128, 150)]
 
 
 def test_decoding_goes_on_beside_a_long_prompt():
@@ -237,7 +244,7 @@ def test_a_request_can_be_cancelled_when_it_was_preempted():
     submit(engine, ask("a"))
     submit(engine, ask("b"))
     events = engine.step()
-    while engine._sequences["b"].state is not State.WAITING:
+    while engine._answers["b"].open[0].state is not State.WAITING:
         events += engine.step()
     events += engine.cancel("b")
     assert "y" * 50 in text_of([event for name, event in events if name == "b"])
@@ -346,23 +353,27 @@ class World:
         self.preemptions = 0
         self.cancelled_in = set()
 
+    @property
+    def sequences(self):
+        return {name: answer.open[0] for name, answer in self.engine._answers.items()}
+
     def submit(self, request):
         self.requests[request.id] = request
         self.events[request.id] = []
         submit(self.engine, request)
 
     def step(self):
-        before = {name for name, sequence in self.engine._sequences.items() if sequence.sequence_id is not None}
+        before = {name for name, sequence in self.sequences.items() if sequence.sequence_id is not None}
         oldest = next(iter(self.scheduler.running), None)
         self._record(self.engine.step())
         self.steps += 1
         assert oldest is None or oldest.done or oldest.sequence_id is not None, "the oldest lost its cells"
-        after = self.engine._sequences
+        after = self.sequences
         self.preemptions += sum(name in after and after[name].sequence_id is None for name in before)
 
     def cancel(self, name):
-        if name in self.engine._sequences:
-            self.cancelled_in.add(self.engine._sequences[name].state)
+        if name in self.sequences:
+            self.cancelled_in.add(self.sequences[name].state)
         self._record(self.engine.cancel(name))
 
     def _record(self, emitted):
@@ -375,7 +386,7 @@ class World:
         self.scheduler.check()
         assert self.runner.used_cells == self.scheduler.used_cells
         open_requests = {name for name, events in self.events.items() if not any(map(is_terminal, events))}
-        assert set(self.engine._sequences) == open_requests
+        assert set(self.sequences) == open_requests
         queued = [*self.scheduler.running, *self.scheduler.waiting]
         assert {sequence.request.id for sequence in queued} == open_requests
         assert len(queued) == len(open_requests)

@@ -12,6 +12,7 @@ from tiny_models import TAG, TURN_END, VOCABULARY, write_tiny_llama
 
 from pinyon.engine import native
 from pinyon.engine.config import BATCH_ROWS
+from pinyon.engine.engine import Prepared
 from pinyon.engine.errors import BindingError, ModelLoadError, NativeError
 from pinyon.engine.events import Finished, FinishReason
 from pinyon.engine.loader import load_engine
@@ -34,7 +35,7 @@ def run(loaded, *requests):
     """Submit requests together; return each one's events."""
     events = {request.id: [] for request in requests}
     for request in requests:
-        loaded.engine.submit(request, loaded.engine.prepare(request))
+        loaded.engine.submit(loaded.engine.prepare(request))
     while loaded.engine.busy:
         for name, event in loaded.engine.step():
             events[name].append(event)
@@ -162,7 +163,7 @@ def test_random_traffic_with_cancels_leaves_no_cell_behind(tiny):
     ends = []
     for number in range(100):
         request = ask(f"r{number}", "x" * randomly.randint(1, 200), max_tokens=randomly.randint(1, 200))
-        loaded.engine.submit(request, loaded.engine.prepare(request))
+        loaded.engine.submit(loaded.engine.prepare(request))
         open_ids.append(request.id)
         for _ in range(randomly.randint(0, 3)):
             ends += [event for _, event in loaded.engine.step() if isinstance(event, Finished)]
@@ -247,7 +248,7 @@ def test_smollm2_says_what_it_says_through_a_bare_loop(smollm2: Path):
     while len(expected) < 24:
         expected.append(int(decode(context, expected[-1:], start=len(prompt) + len(expected) - 1).argmax()))
     request = GenerateRequest("a", (Text(loaded.vocab.decode(prompt)),), GREEDY, 24, ignore_eos=True)
-    loaded.engine.submit(request, prompt)
+    loaded.engine.submit(Prepared(request, prompt, []))
     text = ""
     while loaded.engine.busy:
         text += text_of(event for _, event in loaded.engine.step())

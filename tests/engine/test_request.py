@@ -22,9 +22,9 @@ class Bounds:
 SAMPLING = [
     Bounds("temperature", (0, 0.5, 100), (-0.1, 100.1)),
     Bounds("top_k", (0, 1, 2**31 - 1), (-1, *HUGE)),
-    Bounds("top_p", (0.01, 1), (0, -0.1, 1.01)),
+    Bounds("top_p", (0, 1), (-0.1, math.nan, 1.01)),
     Bounds("min_p", (0, 0.5, 1), (-0.1, 1.01)),
-    Bounds("typical_p", (0.01, 1), (0, -0.1, 1.01)),
+    Bounds("typical_p", (0, 1), (-0.1, math.nan, 1.01)),
     Bounds("repeat_penalty", (0.5, 1, 100), (0, -1, 100.1)),
     Bounds("repeat_last_n", (0, 64, 2**20), (-1, 2**20 + 1, *HUGE)),
     Bounds("presence_penalty", (-2, 0, 2), (-2.1, 2.1)),

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 from fakes import BOS, END_OF_TURN, EOS, USER_TAG, ByteTable, text_of, tokens_of
 
+from pinyon.engine.answer import Answer
 from pinyon.engine.errors import NativeError
-from pinyon.engine.events import Chunk, Failed, FailureKind, Finished, FinishReason, Progress
+from pinyon.engine.events import Chunk, Failed, Finished, FinishReason, Progress
 from pinyon.engine.native import Candidates
 from pinyon.engine.request import GenerateRequest, SamplingParams, Text
 from pinyon.engine.sampler import Sampler
@@ -30,25 +31,30 @@ def sequence(context_tokens=1000, computed=5, **fields):
     return made
 
 
+def with_end(made, events):
+    """The events of a sequence that is alone in its answer."""
+    return [*events, Answer([made]).finished()] if made.done else events
+
+
 def say(made, tokens):
     """Take tokens one by one until the sequence ends."""
     events = []
     for token in tokens:
         if not made.done:
             events += made.take(row(token))
-    return events
+    return with_end(made, events)
 
 
 def end_by_eog(made):
-    return made.take(row(END_OF_TURN))
+    return with_end(made, made.take(row(END_OF_TURN)))
 
 
 def end_by_cancel(made):
-    return made.finish(FinishReason.CANCELLED)
+    return with_end(made, made.finish(FinishReason.CANCELLED))
 
 
 def end_by_failure(made):
-    return made.fail(NativeError("decode failed"))
+    return [*made.fail(), NativeError("decode failed").as_event()]
 
 
 ENDINGS = [end_by_eog, end_by_cancel, end_by_failure]
@@ -185,11 +191,6 @@ def test_without_logprobs_none_are_computed():
     assert all(not event.logprobs for event in say(sequence(), b"ab"))
 
 
-def test_a_failure_keeps_its_kind_and_message():
-    failed = sequence().fail(NativeError("decode failed"))[-1]
-    assert (failed.kind, failed.message) == (FailureKind.ENGINE_ERROR, "decode failed")
-
-
 def test_states_follow_what_is_computed():
     made = sequence()
     assert made.state is State.PREFILL
@@ -235,7 +236,7 @@ def test_no_progress_is_reported_again_while_a_preempted_sequence_is_recomputed(
 def test_times_are_not_negative_even_before_admission():
     request = GenerateRequest("r", (Text("hello"),))
     sampler = Sampler(request.sampling, Candidates(ByteTable.size), ByteTable.size, 4096, list(PROMPT))
-    (finished,) = Sequence(request, list(PROMPT), VOCAB, sampler, 100).finish(FinishReason.CANCELLED)
+    (finished,) = end_by_cancel(Sequence(request, list(PROMPT), VOCAB, sampler, 100))
     assert min(finished.timings.queue_s, finished.timings.prefill_s, finished.timings.decode_s) >= 0
 
 
@@ -243,7 +244,7 @@ def test_the_seed_that_was_used_is_reported():
     def reported(seed):
         request = GenerateRequest("r", (Text("hello"),), SamplingParams(seed=seed))
         sampler = Sampler(request.sampling, Candidates(ByteTable.size), ByteTable.size, 4096, list(PROMPT))
-        return Sequence(request, list(PROMPT), VOCAB, sampler, 100).finish(FinishReason.CANCELLED)[-1].seed
+        return end_by_cancel(Sequence(request, list(PROMPT), VOCAB, sampler, 100))[-1].seed
 
     assert reported(42) == 42
     assert reported(None) != reported(None)

@@ -45,9 +45,8 @@ def test_tokenising_a_long_text_does_not_stop_the_streams():
     sent = queue.SimpleQueue()
     worker, vocab = Worker(EngineConfig(b"", 1), sent.put), BlockedVocab()
     engine, *_ = make_engine(scripted(a=b"answer"))
-    threading.Thread(target=worker._run_texts, args=(engine, vocab), daemon=True).start()
-    request = ask("a")
-    worker._commands.put((request, engine.prepare(request)))
+    threading.Thread(target=worker._run_texts, args=(worker._texts, engine, vocab), daemon=True).start()
+    worker._commands.put(engine.prepare(ask("a")))
     worker.receive(protocol.Tokenize(7, ()))
     worker._take_commands(engine)
     while engine.busy:

@@ -15,6 +15,7 @@ from pinyon.engine.config import CHUNK_ROWS
 from pinyon.engine.engine import Emitted, Engine
 from pinyon.engine.errors import NativeError
 from pinyon.engine.events import Chunk, Event
+from pinyon.engine.grammar import Grammar
 from pinyon.engine.native import Logits, SpecialTokens
 from pinyon.engine.request import GenerateRequest
 from pinyon.engine.scheduler import Scheduler
@@ -150,18 +151,51 @@ def make_engine(
 ) -> tuple[Engine, KvRunner, Scheduler]:
     runner = KvRunner(next_token, cells, failing)
     scheduler = Scheduler(cells=cells, sequence_ids=sequence_ids, chunk_rows=CHUNK_ROWS, free_cells_of=runner.free)
-    return Engine(Vocab(ByteTable(adds_bos=adds_bos)), runner, scheduler, cells), runner, scheduler
+    vocab = Vocab(ByteTable(adds_bos=adds_bos))
+    return Engine(vocab, runner, scheduler, cells, LiteralConstraint), runner, scheduler
 
 
-def submit(engine: Engine, request: GenerateRequest) -> None:
-    engine.submit(request, engine.prepare(request))
+class LiteralConstraint:
+    """A grammar whose source is the only text that it allows."""
+
+    open = 0
+    """How many are not closed."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._rest = grammar.source.encode()
+        type(self).open += 1
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._rest
+
+    def mask(self, logits: Logits, extra: Sequence[int] = ()) -> Logits:
+        masked = np.full_like(logits, -np.inf)
+        allowed = [self._rest[0], *extra]
+        masked[allowed] = logits[allowed]
+        return masked
+
+    def accept(self, token: int) -> None:
+        self.accept_text(bytes([token]))
+
+    def accept_text(self, data: bytes) -> None:
+        if not self._rest.startswith(data):
+            raise NativeError(f"{data!r} does not fit the grammar")
+        self._rest = self._rest[len(data) :]
+
+    def close(self) -> None:
+        type(self).open -= 1
+
+
+def submit(engine: Engine, request: GenerateRequest) -> list[Emitted]:
+    return engine.submit(engine.prepare(request))
 
 
 def run_to_end(engine: Engine, *requests: GenerateRequest) -> dict[str, list[Event]]:
     """Submit requests together and step until all have ended; return each one's events."""
     emitted: list[Emitted] = []
     for request in requests:
-        submit(engine, request)
+        emitted += submit(engine, request)
     while engine.busy:
         emitted += engine.step()
     return {request.id: [event for owner, event in emitted if owner == request.id] for request in requests}

@@ -1,0 +1,195 @@
+"""From an ask to an answer, the same for every dialect: accepted or refused, then whole or as it streams."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pinyon.app.api.door import Door
+from pinyon.app.api.errors import ApiError, of_exception, of_failure
+from pinyon.app.ask import Ask
+from pinyon.app.errors import ShuttingDownError
+from pinyon.app.service import LoadedModel
+from pinyon.engine.events import Chunk, Event, Failed, Finished, FinishReason, PositionLogprobs, Progress, Usage
+
+
+class TokenDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
+class UsageShown(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    completion_tokens_details: TokenDetails
+
+    @classmethod
+    def of(cls, usage: Usage) -> "UsageShown":
+        total = usage.prompt_tokens + usage.completion_tokens
+        return cls(usage.prompt_tokens, usage.completion_tokens, total, TokenDetails(usage.reasoning_tokens))
+
+
+class TimingsShown(msgspec.Struct, frozen=True):
+    """Seconds: waiting, from then to the first token, from the first token to the last."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+
+class Extras(msgspec.Struct, frozen=True):
+    """What Pinyon tells beyond the API: the seed that was used, the fields without effect, where the time went."""
+
+    ignored: list[str]
+    seed: int | None
+    timings: TimingsShown
+
+    @classmethod
+    def of(cls, finished: Finished, ignored: list[str]) -> "Extras":
+        timings = finished.timings
+        rounded = TimingsShown(round(timings.queue_s, 4), round(timings.prefill_s, 4), round(timings.decode_s, 4))
+        return cls(ignored, finished.seed, rounded)
+
+
+@dataclass
+class Whole:
+    """One choice, put together."""
+
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+
+
+class OpenAnswer:
+    """An ask that the engine has accepted. `events` are the ones after that; whoever holds this closes it."""
+
+    def __init__(self, events: AsyncGenerator[Event], progress: Progress) -> None:
+        self.events = events
+        self.progress = progress
+
+    async def close(self) -> None:
+        await self.events.aclose()
+
+    def comment(self) -> str:
+        """Say how far the prompt is."""
+        return f"{self.progress.done} of {self.progress.total} prompt tokens computed"
+
+    async def chunks(self) -> AsyncGenerator[Chunk | Finished]:
+        """Yield the chunks, then the end.
+
+        Raises:
+            ApiError: the answer ended early.
+        """
+        async for event in self.events:
+            match event:
+                case Chunk():
+                    yield event
+                case Progress():
+                    self.progress = event
+                case Failed():
+                    raise of_failure(event)
+                case Finished(reasons=reasons):
+                    if FinishReason.CANCELLED in reasons:
+                        raise _ended_early()
+                    yield event
+
+    async def whole(self, choices: int) -> tuple[list[Whole], Finished]:
+        """Wait for the end; return every choice. Raises ApiError."""
+        parts = [Whole() for _ in range(choices)]
+        async with contextlib.aclosing(self.chunks()) as chunks:
+            async for event in chunks:
+                if isinstance(event, Finished):
+                    return parts, event
+                part = parts[event.index]
+                part.text.append(event.text)
+                part.reasoning.append(event.reasoning)
+                part.logprobs += event.logprobs
+        raise AssertionError("every answer ends in Finished or Failed")
+
+
+async def accepted(door: Door, model: LoadedModel, ask: Ask) -> OpenAnswer:
+    """Return the answer once the engine has checked the ask: from here on only the engine itself can fail.
+
+    Raises:
+        ApiError: the engine refuses it, or the server ended it before it began.
+        BusyError, TemplateError: as Door.events.
+    """
+    events = door.events(model, ask)
+    try:
+        match await anext(events):
+            case Progress() as progress:
+                return OpenAnswer(events, progress)
+            case Failed() as failed:
+                raise of_failure(failed)
+            case _:
+                raise _ended_early()
+    except BaseException:
+        await events.aclose()
+        raise
+
+
+def _ended_early() -> ApiError:
+    return of_exception(ShuttingDownError("the server ended this answer: it is shutting down"))
+
+
+async def all_accepted(door: Door, model: LoadedModel, asks: Sequence[Ask]) -> list[OpenAnswer]:
+    """Return the answers to several asks; where one is refused, none goes on."""
+    async with contextlib.AsyncExitStack() as to_close:
+        answers = []
+        for ask in asks:
+            answer = await accepted(door, model, ask)
+            to_close.push_async_callback(answer.close)
+            answers.append(answer)
+        to_close.pop_all()
+    return answers
+
+
+async def close_all(answers: Sequence[OpenAnswer]) -> None:
+    await asyncio.gather(*(answer.close() for answer in answers))
+
+
+@dataclass
+class Failure:
+    """What ended a stream in its middle, if something did."""
+
+    error: ApiError | None = None
+
+
+@contextlib.asynccontextmanager
+async def telling_failure(*answers: OpenAnswer) -> AsyncIterator[Failure]:
+    """Run the body of a stream: closes its answers, and keeps the error that ends it, which the stream has to tell."""
+    failure = Failure()
+    try:
+        yield failure
+    except Exception as error:  # noqa: BLE001  the status went out long ago: only the stream can tell
+        failure.error = of_exception(error)
+    finally:
+        await close_all(answers)
+
+
+async def merged(answers: Sequence[OpenAnswer]) -> AsyncGenerator[tuple[int, Chunk | Finished]]:
+    """Yield the chunks and ends of several answers as they come, each with its answer's number. Raises ApiError."""
+    queue: asyncio.Queue[tuple[int, Chunk | Finished | Exception]] = asyncio.Queue()
+
+    async def pump(number: int, answer: OpenAnswer) -> None:
+        try:
+            async for event in answer.chunks():
+                queue.put_nowait((number, event))
+        except Exception as error:  # noqa: BLE001  raised where the queue is read
+            queue.put_nowait((number, error))
+
+    pumps = [asyncio.create_task(pump(number, answer)) for number, answer in enumerate(answers)]
+    ended = 0
+    try:
+        while ended < len(answers):
+            number, event = await queue.get()
+            if isinstance(event, Exception):
+                raise event
+            ended += isinstance(event, Finished)
+            yield number, event
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

@@ -1,0 +1,182 @@
+"""The fields that OpenAI's two generating routes share: their types and ranges, and what they ask of the engine.
+
+Types are strict: "2" is no number. None is the same as absent, zero is a value. A field that is not known is taken, left alone,
+and listed in the answer; one that is known and cannot be served yet is refused, so that nobody waits for an effect.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import chain
+from typing import Annotated, ClassVar, Self, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, field_validator, model_validator
+from starlette.requests import Request
+
+from pinyon.app.api.errors import invalid
+from pinyon.app.ask import SamplingChoice
+from pinyon.app.limits import MAX_CHOICES, MAX_USER_STOPS
+from pinyon.engine import grammar
+from pinyon.engine.errors import InvalidRequestError
+from pinyon.engine.grammar import Grammar
+from pinyon.engine.request import MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_TOKENS, MIN_DIVISOR, SEED_LIMIT
+
+GBNF_SIGN = "::="
+DIGITS = "^[0-9]{1,9}$"
+
+TokenCount = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+class Fields(BaseModel):
+    """An object of a request; `ignored` are the fields in it, and in the objects inside, that mean nothing here."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+    def ignored(self) -> list[str]:
+        extra = sorted(name for name, value in (self.model_extra or {}).items() if value is not None)
+        inside = (_ignored_in(getattr(self, name), name) for name in type(self).model_fields)
+        return [*extra, *chain.from_iterable(inside)]
+
+
+def _ignored_in(value: object, place: str) -> Iterator[str]:
+    if isinstance(value, Fields):
+        yield from (f"{place}.{name}" for name in value.ignored())
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _ignored_in(item, f"{place}.{index}")
+
+
+class StreamOptions(Fields):
+    include_usage: bool | None = None
+
+
+class SamplingFields(Fields):
+    """What a client may ask about the answer, whatever the prompt is."""
+
+    refused: ClassVar[dict[str, str]] = {}
+    """Fields of the API that are not served yet, and why; a value that asks for nothing (null, false, empty) is let pass."""
+
+    model: Annotated[str, Field(max_length=512)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: TokenCount | None = None
+    stop: str | list[str] | None = None
+    seed: Annotated[int, Field(ge=0, lt=SEED_LIMIT - 1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    min_p: Share | None = None
+    typical_p: Share | None = None
+    repeat_penalty: Annotated[float, Field(ge=MIN_DIVISOR, le=100)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: (
+        Annotated[
+            dict[Annotated[str, StringConstraints(pattern=DIGITS)], Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=MAX_LOGIT_BIAS),
+        ]
+        | None
+    ) = None
+    user: str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+    @field_validator("stop")
+    @classmethod
+    def _usable_stops(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        stops = [stop] if isinstance(stop, str) else stop or []
+        if len(stops) > MAX_USER_STOPS:
+            raise ValueError(f"there are {len(stops):,} strings, the limit is {MAX_USER_STOPS}")
+        for text in stops:
+            size = len(text.encode("utf-8", "surrogatepass"))
+            if not 0 < size <= MAX_STOP_BYTES or "\0" in text:
+                raise ValueError(f"each string has 1 to {MAX_STOP_BYTES} bytes and no NUL; one has {size:,} bytes")
+        return stop
+
+    @model_validator(mode="after")
+    def _asks_for_nothing_refused(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            if value and name in self.refused:
+                raise invalid(name, f"{name}: {self.refused[name]}")
+        return self
+
+    def ignored(self) -> list[str]:
+        return [name for name in super().ignored() if name not in self.refused]
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def sampling(self) -> SamplingChoice:
+        bias = (
+            None if self.logit_bias is None else tuple((int(token), value) for token, value in self.logit_bias.items())
+        )
+        return SamplingChoice(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repeat_penalty=self.repeat_penalty,
+            seed=self.seed,
+            typical_p=self.typical_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=bias,
+        )
+
+    def grammars(self) -> Iterable[tuple[str, Grammar]]:
+        """Yield the grammars asked for, with their fields' names. Raises ApiError for one that cannot be used."""
+        if self.regex is not None:
+            yield "regex", checked("regex", lambda: grammar.regex(self.regex or ""))
+        if self.grammar is not None:
+            source = self.grammar
+            yield (
+                "grammar",
+                checked("grammar", lambda: grammar.gbnf(source) if GBNF_SIGN in source else grammar.lark(source)),
+            )
+
+    def only_grammar(self) -> Grammar | None:
+        """Return the grammar of the answer. Raises ApiError where several are asked for."""
+        found = dict(self.grammars())
+        if len(found) > 1:
+            raise invalid(list(found)[1], f"{' and '.join(found)} both shape the answer: send one of them")
+        return next(iter(found.values()), None)
+
+
+FieldsT = TypeVar("FieldsT", bound=Fields)
+
+
+def json_body(model: type[FieldsT]) -> Callable[[Request], Awaitable[FieldsT]]:
+    """Return what reads a request's body as such an object, whatever its content type; it raises pydantic's ValidationError."""
+
+    async def parse(request: Request) -> FieldsT:
+        return model.model_validate_json(await request.body())
+
+    return parse
+
+
+def checked(param: str, make: Callable[[], Grammar]) -> Grammar:
+    """Return a grammar made of a field. Raises ApiError that names the field."""
+    try:
+        return make()
+    except InvalidRequestError as error:
+        raise invalid(param, str(error)) from error
+
+
+def documented(body: type[Fields], answer: type[msgspec.Struct]) -> dict[str, JsonValue]:
+    """Return what a route's entry in the OpenAPI document says about its body and its answer; `openapi` fills in the parts."""
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": reference(body)}}},
+        "responses": {
+            "200": {"description": "The answer.", "content": {"application/json": {"schema": reference(answer)}}}
+        },
+    }
+
+
+def reference(kind: type) -> dict[str, JsonValue]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}

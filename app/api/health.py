@@ -1,0 +1,52 @@
+"""GET /health: whether the server lives, and whether it can answer."""
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from pinyon.app.api.door import Door, door_of
+from pinyon.engine.client import EngineState
+
+router = APIRouter()
+
+
+class EngineHealth(msgspec.Struct, frozen=True):
+    state: EngineState
+    model: str | None
+    running: int
+    waiting: int
+
+
+class Health(msgspec.Struct, frozen=True):
+    """`live`: the server answers. `ready`: it takes a request now and needs to load nothing for it."""
+
+    status: str
+    live: bool
+    ready: bool
+    engine: EngineHealth
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """Tell how the server is; 200 as long as it lives."""
+    return _answer(_health(door_of(request)), 200)
+
+
+@router.get("/health/ready", responses={503: {"description": "Not ready."}})
+async def ready(request: Request) -> Response:
+    """The same, with 503 until the server is ready: for whoever waits for the model."""
+    found = _health(door_of(request))
+    return _answer(found, 200 if found.ready else 503)
+
+
+def _health(door: Door) -> Health:
+    state = door.engine_state
+    is_ready = state is EngineState.READY and not door.is_draining
+    loaded = door.service.loaded
+    engine = EngineHealth(state, None if loaded is None else loaded.name, door.running, door.waiting)
+    status = "shutting_down" if door.is_draining else "ok" if is_ready else str(state)
+    return Health(status, live=True, ready=is_ready, engine=engine)
+
+
+def _answer(found: Health, status: int) -> Response:
+    return Response(msgspec.json.encode(found), status, media_type="application/json")

@@ -1,0 +1,83 @@
+"""GET /metrics: counts and times of this server, for Prometheus."""
+
+from collections.abc import Iterator
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.responses import Response
+
+from pinyon.app.api.door import Door
+from pinyon.engine.client import EngineState
+from pinyon.engine.events import Failed, Finished
+
+router = APIRouter()
+
+_FIRST_TOKEN_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKEN_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1)
+
+
+class Metrics:
+    """What is counted of every ask. One registry a server, so that several in one process stay apart."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._requests = Counter("pinyon_requests", "Requests that ended.", ["outcome"], registry=registry)
+        self._prompt = Counter("pinyon_prompt_tokens", "Prompt tokens of finished requests.", registry=registry)
+        self._generated = Counter("pinyon_generated_tokens", "Tokens of finished answers.", registry=registry)
+        self._queue = Histogram(
+            "pinyon_queue_seconds", "Wait before the prompt was begun.", buckets=_FIRST_TOKEN_S, registry=registry
+        )
+        self._first = Histogram(
+            "pinyon_time_to_first_token_seconds",
+            "From acceptance to the first token.",
+            buckets=_FIRST_TOKEN_S,
+            registry=registry,
+        )
+        self._token = Histogram(
+            "pinyon_time_per_output_token_seconds",
+            "Mean time of a token after the first, one value an answer.",
+            buckets=_TOKEN_S,
+            registry=registry,
+        )
+
+    def ended(self, last: Finished | Failed | None) -> None:
+        """As door.Meters."""
+        match last:
+            case None:
+                self._requests.labels("left").inc()
+            case Failed(kind=kind):
+                self._requests.labels(str(kind)).inc()
+            case Finished(reasons=reasons, usage=usage, timings=timings):
+                self._requests.labels(str(reasons[0])).inc()
+                self._prompt.inc(usage.prompt_tokens)
+                self._generated.inc(usage.completion_tokens)
+                self._queue.observe(timings.queue_s)
+                self._first.observe(timings.queue_s + timings.prefill_s)
+                if (later := usage.completion_tokens // len(reasons) - 1) > 0:
+                    self._token.observe(timings.decode_s / later)
+
+
+class DoorCollector(Collector):
+    """Gauges of what a door is doing, read when they are asked for."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def collect(self) -> Iterator[Metric]:
+        door = self._door
+        yield GaugeMetricFamily("pinyon_answers_running", "Answers that are being computed.", door.running)
+        yield GaugeMetricFamily("pinyon_answers_waiting", "Answers of which nothing is computed yet.", door.waiting)
+        states = GaugeMetricFamily("pinyon_engine_state", "1 for the engine's state.", labels=["state"])
+        for state in EngineState:
+            states.add_metric([state], float(door.engine_state is state))
+        yield states
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Counts and times in Prometheus' text format."""
+    registry = request.app.state.registry
+    assert isinstance(registry, CollectorRegistry), "make_app puts it there"
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,74 @@
+"""GET /v1/models: which models are here, and how long their contexts are."""
+
+import asyncio
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from pinyon.app.api.door import Door, door_of
+from pinyon.app.api.errors import unknown_model
+from pinyon.models.errors import ModelError
+from pinyon.models.gguf_header import read_header
+from pinyon.models.model_record import FileIdentity, Record
+
+router = APIRouter()
+
+
+class ModelShown(msgspec.Struct, frozen=True):
+    """A model on this machine. `context_length` is the loaded context's, else the one that the model was trained for."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    context_length: int | None
+    loaded: bool
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    object: str
+    data: list[ModelShown]
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> Response:
+    """List the models of this machine."""
+    shown = await asyncio.to_thread(_all_shown, door_of(request))
+    return Response(msgspec.json.encode(ModelList("list", shown)), media_type="application/json")
+
+
+@router.get("/v1/models/{name:path}")
+async def model(request: Request, name: str) -> Response:
+    """Show one model."""
+    found = next((m for m in await asyncio.to_thread(_all_shown, door_of(request)) if m.id == name), None)
+    if found is None:
+        raise unknown_model(name)
+    return Response(msgspec.json.encode(found), media_type="application/json")
+
+
+def _all_shown(door: Door) -> list[ModelShown]:
+    records = {record.name: record for record in door.service.store.list().records}
+    if (loaded := door.service.loaded) is not None:
+        records.setdefault(loaded.name, loaded.record)
+    return [_shown(door, record) for record in records.values()]
+
+
+def _shown(door: Door, record: Record) -> ModelShown:
+    loaded = door.service.loaded
+    is_loaded = loaded is not None and loaded.name == record.name
+    context = (
+        loaded.context_tokens if loaded is not None and is_loaded else _trained_context(record.path, record.checked)
+    )
+    return ModelShown(record.name, "model", int(record.added_at.timestamp()), "pinyon", context, is_loaded)
+
+
+@lru_cache(maxsize=256)
+def _trained_context(path: Path, _identity: FileIdentity) -> int | None:
+    """Return what the file says; None for a file that is gone or damaged, which stays in the list all the same."""
+    try:
+        return read_header(path).context_length
+    except ModelError:
+        return None

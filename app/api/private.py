@@ -1,0 +1,170 @@
+"""The routes /pinyon/*, by which this user's commands attach: who is there, and a model as if it were loaded in the command.
+
+Who is there may be asked by anyone. All else takes the key, which only those know who can read server.json: these routes load
+a file by its path.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import os
+import time
+from collections.abc import AsyncGenerator, Callable
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Final
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from pinyon.app import wire
+from pinyon.app.api.door import Door, door_of
+from pinyon.app.api.errors import ApiError, invalid, of_exception
+from pinyon.app.api.sse import Stream
+from pinyon.app.errors import AppError, ServerError, ShuttingDownError
+from pinyon.app.running import KEY_HEADER, is_challenge, key, proof
+from pinyon.app.service import LoadedModel
+from pinyon.engine.errors import DoesNotFitError, EngineError
+from pinyon.engine.events import Event, Finished, FinishReason
+from pinyon.engine.protocol import Loading
+from pinyon.models.errors import ModelError
+
+router = APIRouter(prefix="/pinyon", include_in_schema=False)
+
+PROGRESS_S: Final = 0.1
+_STARTED: Final = time.monotonic()
+
+
+@router.get("/identity")
+async def identity(request: Request, challenge: str = "") -> Response:
+    """Prove to be the server of server.json."""
+    if not is_challenge(challenge):
+        raise invalid("challenge", "challenge: 32 to 128 hex digits are needed")
+    return _json(wire.Identity(proof(_nonce(request), challenge)))
+
+
+@router.get("/status")
+async def status(request: Request) -> Response:
+    """Tell what the server is doing."""
+    door = _door(request)
+    loaded = door.service.loaded
+    return _json(
+        wire.Status(
+            pid=os.getpid(),
+            version=version("pinyon"),
+            uptime_s=round(time.monotonic() - _STARTED, 1),
+            engine_state=door.engine_state,
+            model=None if loaded is None else loaded.name,
+            context_tokens=None if loaded is None else loaded.context_tokens,
+            threads=None if loaded is None else loaded.threads,
+            running=door.running,
+            waiting=door.waiting,
+            is_draining=door.is_draining,
+        )
+    )
+
+
+@router.post("/load")
+async def load(request: Request) -> Response:
+    """Load a model; answer with fractions, then Loaded or Refused."""
+    door = _open_door(request)
+    wanted = wire.decode_body(await request.body(), wire.Load)
+    return _messages(_loading(door, wanted))
+
+
+@router.post("/generate")
+async def generate(request: Request) -> Response:
+    """Answer with the events of an ask as they come, or with Refused."""
+    door = _open_door(request)
+    wanted = wire.decode_body(await request.body(), wire.Generate)
+    return _messages(_events(door, wanted))
+
+
+@router.post("/cancel")
+async def cancel(request: Request) -> Response:
+    """End an ask early."""
+    door = _door(request)
+    wanted = wire.decode_body(await request.body(), wire.Cancel)
+    await door.cancel(wanted.ask_id)
+    return Response()
+
+
+def _door(request: Request) -> Door:
+    given = request.headers.get(KEY_HEADER, "")
+    if not hmac.compare_digest(given.encode(), key(_nonce(request)).encode()):
+        raise ApiError(HTTPStatus.FORBIDDEN, "this route is for Pinyon's own commands", "not_attached")
+    return door_of(request)
+
+
+def _open_door(request: Request) -> Door:
+    door = _door(request)
+    if door.is_draining:
+        raise ShuttingDownError("the server is shutting down and takes no new requests")
+    return door
+
+
+def _nonce(request: Request) -> str:
+    nonce = request.app.state.nonce
+    assert isinstance(nonce, str), "make_app puts it there"
+    return nonce
+
+
+async def _loading(door: Door, wanted: wire.Load) -> AsyncGenerator[wire.FromServer]:
+    done = 0.0
+
+    def on_progress(fraction: float) -> None:
+        nonlocal done
+        done = fraction
+
+    loading = asyncio.ensure_future(_loaded(door, wanted, on_progress))
+    try:
+        while not (await asyncio.wait((loading,), timeout=PROGRESS_S))[0]:
+            yield Loading(done)
+        model = loading.result()
+        yield wire.Loaded(os.fsencode(model.record.path), model.name, model.context_tokens, model.threads)
+    finally:
+        loading.cancel()
+
+
+async def _loaded(door: Door, wanted: wire.Load, on_progress: Callable[[float], None]) -> LoadedModel:
+    """Load with the server's own settings; then see whether that will do."""
+    if wanted.path is None:
+        model = await door.model(None, on_progress)
+    else:
+        model = await door.service.load(os.fsdecode(wanted.path), on_progress=on_progress)
+    if wanted.context_tokens is not None and wanted.context_tokens > model.context_tokens:
+        raise DoesNotFitError(
+            f"a context of {wanted.context_tokens:,} tokens is asked for; the running server has loaded {model.name} with "
+            f"{model.context_tokens:,}: `pinyon stop`, then `pinyon serve --context {wanted.context_tokens}`"
+        )
+    return model
+
+
+async def _events(door: Door, wanted: wire.Generate) -> AsyncGenerator[Event]:
+    model = await door.service.load(os.fsdecode(wanted.path))
+    async with contextlib.aclosing(door.events(model, wanted.ask)) as events:
+        async for event in events:
+            if isinstance(event, Finished) and door.is_draining and FinishReason.CANCELLED in event.reasons:
+                raise ShuttingDownError("the server ended this answer: it is shutting down")
+            yield event
+
+
+def _json(answer: wire.Identity | wire.Status) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _messages(messages: AsyncGenerator[wire.FromServer]) -> Stream:
+    return Stream(_told(messages), media_type="application/octet-stream")
+
+
+async def _told(messages: AsyncGenerator[wire.FromServer]) -> AsyncGenerator[bytes]:
+    """Yield the messages as frames; an error becomes the last one."""
+    async with contextlib.aclosing(messages):
+        try:
+            async for message in messages:
+                yield wire.encode(message)
+        except (AppError, EngineError, ModelError) as error:
+            yield wire.encode(wire.Refused.of(error))
+        except Exception as error:  # noqa: BLE001  the status went out long ago: only the stream can tell
+            yield wire.encode(wire.Refused.of(ServerError(of_exception(error).message)))

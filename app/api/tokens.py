@@ -1,0 +1,81 @@
+"""POST /v1/tokenize and /v1/detokenize: text to token ids and back, as the model sees them."""
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from pinyon.app.api.completions import TokenId
+from pinyon.app.api.door import Door, door_of
+from pinyon.app.api.errors import invalid
+from pinyon.app.api.fields import Fields, documented, json_body
+from pinyon.app.api.messages import ChatMessage
+from pinyon.app.api.sse import until_disconnect
+from pinyon.app.ask import Chat, Prompt, RawText
+from pinyon.app.limits import MAX_MESSAGES
+
+router = APIRouter()
+
+ModelName = Annotated[str, Field(max_length=512)] | None
+
+
+class TokenizeRequest(Fields):
+    """Either a text, or messages that the model's chat template makes a text of."""
+
+    model: ModelName = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+
+    def as_prompt(self) -> Prompt:
+        if (self.prompt is None) == (self.messages is None):
+            raise invalid("prompt", "send either `prompt` or `messages`")
+        if self.prompt is not None:
+            return RawText(self.prompt)
+        return Chat(tuple(m.as_message(f"messages.{index}") for index, m in enumerate(self.messages or ())))
+
+
+class DetokenizeRequest(Fields):
+    model: ModelName = None
+    tokens: list[TokenId]
+
+
+class TokenList(msgspec.Struct, frozen=True):
+    """`tokens` are those that a request with this prompt computes, the model's start token included."""
+
+    model: str
+    tokens: tuple[int, ...]
+    count: int
+    max_model_len: int
+
+
+class DetokenizedText(msgspec.Struct, frozen=True):
+    model: str
+    prompt: str
+
+
+@router.post("/v1/tokenize", openapi_extra=documented(TokenizeRequest, TokenList))
+async def tokenize(request: Request, body: Annotated[TokenizeRequest, Depends(json_body(TokenizeRequest))]) -> Response:
+    """Count the tokens of a prompt without computing it."""
+    return await until_disconnect(request.receive, _tokenize(door_of(request), body))
+
+
+async def _tokenize(door: Door, body: TokenizeRequest) -> Response:
+    prompt = body.as_prompt()
+    model = await door.model(body.model)
+    ids = await model.tokenize(prompt)
+    return _json(TokenList(model.name, ids, len(ids), model.context_tokens))
+
+
+@router.post("/v1/detokenize", openapi_extra=documented(DetokenizeRequest, DetokenizedText))
+async def detokenize(
+    request: Request, body: Annotated[DetokenizeRequest, Depends(json_body(DetokenizeRequest))]
+) -> Response:
+    """Return the visible text of tokens; control tokens have none."""
+    model = await door_of(request).model(body.model)
+    return _json(DetokenizedText(model.name, await model.detokenize(tuple(body.tokens))))
+
+
+def _json(answer: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")

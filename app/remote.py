@@ -1,0 +1,226 @@
+"""The client side of a running server: finds it, has it prove itself, and uses its model as if it were loaded here."""
+
+import asyncio
+import contextlib
+import hmac
+import os
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import httpx
+import msgspec
+
+from pinyon.app import wire
+from pinyon.app.ask import Ask
+from pinyon.app.errors import BusyError, ServerError
+from pinyon.app.running import KEY_HEADER, ServerFile, key, proof, read_server
+from pinyon.app.settings import Folders
+from pinyon.engine.errors import DoesNotFitError, EngineError, ProtocolError
+from pinyon.engine.events import Event, Failed, FailureKind, Finished
+from pinyon.engine.protocol import FrameBuffer, Loading
+from pinyon.models.disk import printable
+
+PROOF_S: Final = 1.0
+"""How long a server may take to prove itself; past that a command does without it."""
+MAX_ANSWER_BYTES: Final = 64 << 10
+
+
+async def find_server(folders: Folders) -> "RemoteService | None":
+    """Return the running server of this user; None where there is none, or something else answers at its address.
+
+    Until the proof nothing is sent but a random challenge.
+
+    Raises:
+        ServerError: it wants a token that cannot be read.
+    """
+    server = read_server(folders)
+    if server is None or not await _proves_itself(server):
+        return None
+    return RemoteService(server, None if server.token_file is None else _read_token(Path(server.token_file)))
+
+
+async def _proves_itself(server: ServerFile) -> bool:
+    challenge = secrets.token_hex(16)
+    try:
+        async with (
+            asyncio.timeout(PROOF_S),
+            _exchange("GET", f"{server.url}/pinyon/identity?challenge={challenge}") as reply,
+        ):
+            identity = msgspec.json.decode(await _read(reply), type=wire.Identity)
+    except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError):
+        return False
+    return hmac.compare_digest(identity.proof.encode(), proof(server.nonce, challenge).encode())
+
+
+@contextlib.asynccontextmanager
+async def _exchange(
+    method: str, url: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+) -> AsyncIterator[httpx.Response]:
+    """Send a request on a connection of its own, which is closed on leaving: a server takes that for a cancel.
+
+    Never through a proxy; and how long an answer may take is for the caller to say.
+    """
+    transport = httpx.AsyncHTTPTransport(verify=False)  # plain HTTP: certificates would be loaded for nothing
+    async with (
+        httpx.AsyncClient(transport=transport, timeout=None, trust_env=False) as client,  # noqa: S113
+        client.stream(method, url, content=body, headers=headers) as reply,
+    ):
+        yield reply
+
+
+async def _read(reply: httpx.Response) -> bytes:
+    """Return an answer's body, or the first part of one that is longer than any of ours."""
+    body = bytearray()
+    async for part in reply.aiter_raw():
+        body += part
+        if len(body) > MAX_ANSWER_BYTES:
+            break
+    return bytes(body)
+
+
+def _read_token(path: Path) -> str:
+    try:
+        return path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServerError(
+            f"the running server wants the token in {printable(path)}, which cannot be read: {error}"
+        ) from error
+
+
+class RemoteService:
+    """A running server that has proved itself."""
+
+    def __init__(self, server: ServerFile, token: str | None) -> None:
+        self.url = server.url
+        self.pid = server.pid
+        self._headers = {KEY_HEADER: key(server.nonce)}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    async def status(self) -> wire.Status:
+        """Return what the server is doing. Raises ServerError."""
+        try:
+            async with _exchange("GET", f"{self.url}/pinyon/status", headers=self._headers) as reply:
+                await _require_ok(reply)
+                return msgspec.json.decode(await _read(reply), type=wire.Status)
+        except (httpx.HTTPError, msgspec.DecodeError) as error:
+            raise self._gone(error) from error
+
+    async def load(
+        self, path: Path | None, context_tokens: int | None, on_progress: Callable[[float], None]
+    ) -> "RemoteModel":
+        """Have a model file loaded, or the server's own choice; a model that is loaded already is only looked at.
+
+        Raises:
+            ModelError, ModelLoadError: as Service.load.
+            ModelSlotError: the server holds another model.
+            DoesNotFitError: its context is smaller than `context_tokens`.
+            BusyError, ServerError: the server takes nothing new, or fails.
+        """
+        wanted = wire.Load(None if path is None else os.fsencode(path), context_tokens)
+        try:
+            async with contextlib.aclosing(self.ask("/pinyon/load", wanted)) as messages:
+                async for message in messages:
+                    match message:
+                        case Loading(fraction):
+                            on_progress(fraction)
+                        case wire.Loaded():
+                            return RemoteModel(self, message)
+        except httpx.HTTPError as error:
+            raise self._gone(error) from error
+        raise ServerError(f"the server at {self.url} broke off while it loaded the model")
+
+    async def ask(self, route: str, body: wire.Load | wire.Generate | wire.Cancel) -> AsyncGenerator[wire.FromServer]:
+        """Yield the messages that answer a body.
+
+        Raises:
+            httpx.HTTPError: the server went away.
+            Exception: what the server refused with; ProtocolError for bytes that are no messages.
+        """
+        frames = FrameBuffer()
+        async with _exchange("POST", f"{self.url}{route}", wire.encode(body), self._headers) as reply:
+            await _require_ok(reply)
+            async for part in reply.aiter_raw():
+                for payload in frames.feed(part):
+                    yield _unless_refused(payload)
+
+    def _gone(self, error: Exception) -> ServerError:
+        return ServerError(f"the server at {self.url} does not answer any more: {error}")
+
+
+def _unless_refused(payload: bytes) -> wire.FromServer:
+    try:
+        message = wire.decode_answer(payload)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"the server sent what is no message: {error}; is it another version of Pinyon?") from error
+    if isinstance(message, wire.Refused):
+        raise message.error()
+    return message
+
+
+class _ErrorText(msgspec.Struct, frozen=True):
+    message: str
+
+
+class _ErrorAnswer(msgspec.Struct, frozen=True):
+    error: _ErrorText
+
+
+async def _require_ok(reply: httpx.Response) -> None:
+    """Raise what an HTTP status other than 200 stands for."""
+    if reply.status_code == 200:
+        return
+    text = _error_text(await _read(reply))
+    match reply.status_code:
+        case 503:
+            raise BusyError(text)
+        case 413:
+            raise DoesNotFitError(f"the prompt is too long for the server: {text}")
+        case status:
+            raise ServerError(f"the server answered {status}: {text}")
+
+
+def _error_text(body: bytes) -> str:
+    try:
+        return msgspec.json.decode(body, type=_ErrorAnswer).error.message
+    except msgspec.DecodeError:
+        return body[:80].decode("utf-8", "replace")
+
+
+class RemoteModel:
+    """A model that is ready in a server; as service.Model."""
+
+    def __init__(self, service: RemoteService, loaded: wire.Loaded) -> None:
+        self._service = service
+        self._path = loaded.path
+        self.name = loaded.name
+        self.context_tokens = loaded.context_tokens
+        self.threads = loaded.threads
+
+    async def generate(self, ask: Ask) -> AsyncGenerator[Event]:
+        """As Model.generate. Raises BusyError too, and ServerError."""
+        try:
+            async with contextlib.aclosing(
+                self._service.ask("/pinyon/generate", wire.Generate(self._path, ask))
+            ) as messages:
+                async for message in messages:
+                    if isinstance(message, Loading | wire.Loaded | wire.Refused):
+                        raise ProtocolError(f"the server sent a {type(message).__name__} instead of an event")
+                    yield message
+                    if isinstance(message, Finished | Failed):
+                        return
+        except EngineError as error:
+            yield error.as_event()
+        except httpx.HTTPError as error:
+            yield Failed(FailureKind.ENGINE_CRASH, f"the server at {self._service.url} died while it answered: {error}")
+        else:
+            yield Failed(FailureKind.ENGINE_CRASH, f"the server at {self._service.url} broke off its answer")
+
+    async def cancel(self, ask_id: str) -> None:
+        """As Model.cancel. Where the server cannot be told any more, the answer has had its end."""
+        with contextlib.suppress(httpx.HTTPError, ServerError, BusyError):
+            async with contextlib.aclosing(self._service.ask("/pinyon/cancel", wire.Cancel(ask_id))) as messages:
+                async for _ in messages:
+                    pass

@@ -1,0 +1,287 @@
+"""The routes that commands attach by: who may use them, what they answer, and that nothing is computed for one that left."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pinyon.app import wire
+from pinyon.app.api import private
+from pinyon.app.api.app import make_app
+from pinyon.app.api.door import Door
+from pinyon.app.ask import Ask, RawText
+from pinyon.app.errors import ModelSlotError
+from pinyon.app.running import KEY_HEADER, key, proof
+from pinyon.engine.client import EngineState
+from pinyon.engine.errors import ModelLoadError
+from pinyon.engine.events import Chunk, Finished, FinishReason, Progress, Timings, Usage
+from pinyon.engine.protocol import FrameBuffer, Loading
+from pinyon.models.errors import TemplateMissingError
+from pinyon.models.model_record import Source
+
+NONCE = "a nonce"
+KEY = {KEY_HEADER: key(NONCE)}
+CHALLENGE = "ab" * 16
+ASK = Ask(RawText("x"))
+GENERATE = wire.Generate(b"/m.gguf", ASK)
+BEGUN = [Progress(0, 1), Progress(1, 1), Chunk(0, "a", (1,))]
+
+
+def finished(reason):
+    return Finished((reason,), Usage(1, 1), Timings(0, 0, 0), 7)
+
+
+class FakeModel:
+    """Answers with BEGUN, and ends when it is let go or cancelled."""
+
+    def __init__(self, name="m", error=None):
+        self.name, self.context_tokens, self.threads = name, 256, 2
+        self.record = SimpleNamespace(path=Path(f"/{name}.gguf"), name=name, source=Source.ADDED)
+        self.error = error
+        self.may_end, self.cancelled, self.was_left = asyncio.Event(), False, False
+
+    async def generate(self, ask):
+        if self.error is not None:
+            raise self.error
+        try:
+            for event in BEGUN:
+                yield event
+            await self.may_end.wait()
+        except BaseException:
+            self.was_left = True
+            raise
+        yield finished(FinishReason.CANCELLED if self.cancelled else FinishReason.STOP)
+
+    async def cancel(self, _ask_id):
+        self.cancelled = True
+        self.may_end.set()
+
+
+class FakeService:
+    """Holds one model once it is loaded, which takes as long as `may_load` says."""
+
+    def __init__(self, model):
+        self.model, self.loaded, self.error = model, None, None
+        self.may_load = asyncio.Event()
+        self.may_load.set()
+        self.engine_state = EngineState.READY
+
+    async def load(self, name, context_tokens=None, on_progress=lambda _: None):
+        on_progress(0.5)
+        await self.may_load.wait()
+        if self.error is not None:
+            raise self.error
+        if Path(name).stem != self.model.name:
+            raise ModelSlotError("another model is loaded")
+        self.loaded = self.model
+        return self.model
+
+
+@pytest.fixture
+def service():
+    return FakeService(FakeModel())
+
+
+@pytest.fixture
+def door(service):
+    return Door(service, lambda: "m", SimpleNamespace(ended=lambda _last: None))
+
+
+@pytest.fixture
+def app(door):
+    return make_app(door, CollectorRegistry(), NONCE, with_docs=False)
+
+
+@pytest.fixture
+async def client(app):
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as made:
+        yield made
+
+
+def decoded(body):
+    return [wire.decode_answer(payload) for payload in FrameBuffer().feed(body)]
+
+
+async def post(client, route, message):
+    answer = await client.post(f"/pinyon/{route}", content=wire.encode(message), headers=KEY)
+    assert answer.status_code == 200
+    return decoded(answer.content)
+
+
+async def refusal(client, route, message):
+    (refused,) = await post(client, route, message)
+    return refused.error()
+
+
+async def test_identity_proves_the_nonce_and_does_not_tell_it(client):
+    answer = await client.get("/pinyon/identity", params={"challenge": CHALLENGE})
+    assert answer.json() == {"proof": proof(NONCE, CHALLENGE)}
+    assert NONCE not in answer.text
+
+
+@pytest.mark.parametrize("challenge", ["", "key", "ab" * 15, "ab" * 65, "zz" * 16])
+async def test_what_is_no_challenge_is_not_answered(client, challenge):
+    answer = await client.get("/pinyon/identity", params={"challenge": challenge})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "challenge")
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {KEY_HEADER: "ü".encode()}, {KEY_HEADER: proof(NONCE, CHALLENGE)}], ids=["none", "odd", "a proof"]
+)
+@pytest.mark.parametrize(
+    ("method", "route"), [("GET", "status"), ("POST", "load"), ("POST", "generate"), ("POST", "cancel")]
+)
+async def test_only_a_reader_of_the_server_s_file_gets_further(client, service, method, route, headers):
+    answer = await client.request(method, f"/pinyon/{route}", content=wire.encode(GENERATE), headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "not_attached")
+    assert service.loaded is None
+
+
+async def test_every_private_route_but_identity_needs_the_key(client):
+    for route in private.router.routes:
+        answer = await client.request(next(iter(route.methods)), route.path)
+        assert answer.status_code == (400 if route.path == "/pinyon/identity" else 403), route.path
+
+
+async def test_status_before_and_after_a_load(client):
+    async def status():
+        return msgspec.json.decode((await client.get("/pinyon/status", headers=KEY)).content, type=wire.Status)
+
+    before = await status()
+    assert (before.model, before.context_tokens, before.threads) == (None, None, None)
+    await post(client, "load", wire.Load(b"/m.gguf", None))
+    after = await status()
+    assert (after.model, after.context_tokens, after.threads) == ("m", 256, 2)
+    assert (after.engine_state, after.running, after.waiting, after.is_draining) == ("ready", 0, 0, False)
+
+
+@pytest.mark.parametrize(("path", "context"), [(b"/m.gguf", None), (b"/m.gguf", 256), (b"/m.gguf", 2), (None, None)])
+async def test_a_model_that_will_do_is_loaded(client, path, context):
+    assert await post(client, "load", wire.Load(path, context)) == [wire.Loaded(b"/m.gguf", "m", 256, 2)]
+
+
+async def test_a_load_that_takes_time_shows_how_far_it_is(client, service, monkeypatch):
+    monkeypatch.setattr(private, "PROGRESS_S", 0.01)
+    service.may_load.clear()
+    loading = asyncio.create_task(post(client, "load", wire.Load(b"/m.gguf", None)))
+    await asyncio.sleep(0.05)
+    service.may_load.set()
+    *shown, last = await loading
+    assert set(shown) == {Loading(0.5)}
+    assert isinstance(last, wire.Loaded)
+
+
+async def test_a_larger_context_is_refused_with_both_numbers(client):
+    error = await refusal(client, "load", wire.Load(b"/m.gguf", 1257))
+    assert type(error).__name__ == "DoesNotFitError"
+    assert "1,257" in str(error)
+    assert "256" in str(error)
+
+
+async def test_another_model_is_refused_in_the_service_s_words(client):
+    await post(client, "load", wire.Load(b"/m.gguf", None))
+    error = await refusal(client, "load", wire.Load(b"/other.gguf", None))
+    assert isinstance(error, ModelSlotError)
+    assert str(error) == "another model is loaded"
+
+
+async def test_errors_are_told_as_they_are(client, service):
+    service.error = ModelLoadError("llama.cpp refused it")
+    assert str(await refusal(client, "load", wire.Load(b"/m.gguf", None))) == "llama.cpp refused it"
+    service.error = None
+    service.model.error = TemplateMissingError("no template: --no-template")
+    assert isinstance(await refusal(client, "generate", GENERATE), TemplateMissingError)
+
+
+async def test_a_fault_is_told_without_its_details(client, service, caplog):
+    service.error = ZeroDivisionError("a detail")
+    error = await refusal(client, "load", wire.Load(b"/m.gguf", None))
+    assert type(error).__name__ == "ServerError"
+    assert "a detail" not in str(error)
+    assert "a fault in Pinyon itself" in caplog.text
+
+
+async def test_events_are_the_engine_s(client, service):
+    service.model.may_end.set()
+    assert await post(client, "generate", GENERATE) == [*BEGUN, finished(FinishReason.STOP)]
+
+
+async def test_a_cancel_ends_an_answer_in_good_order(client, door):
+    answer = asyncio.create_task(post(client, "generate", GENERATE))
+    while not door.running:
+        await asyncio.sleep(0)
+    assert await post(client, "cancel", wire.Cancel(ASK.id)) == []
+    assert (await answer)[-1] == finished(FinishReason.CANCELLED)
+    assert await post(client, "cancel", wire.Cancel(ASK.id)) == []
+
+
+async def test_a_server_that_ends_takes_nothing_new_and_says_what_it_cut_off(client, door):
+    answer = asyncio.create_task(post(client, "generate", GENERATE))
+    while not door.running:
+        await asyncio.sleep(0)
+    await door.drain(0)
+    assert (await answer)[-1].kind == "ShuttingDownError"
+    for route, message in (("load", wire.Load(None, None)), ("generate", GENERATE)):
+        refused = await client.post(f"/pinyon/{route}", content=wire.encode(message), headers=KEY)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+
+
+async def test_a_body_that_is_no_message_is_refused(client):
+    for route in ("load", "generate", "cancel"):
+        answer = await client.post(f"/pinyon/{route}", content=b"{}", headers=KEY)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+
+
+async def left(app, route, message, door, until):
+    """Send a request whose client leaves once `until` is true."""
+    sent = [{"type": "http.request", "body": wire.encode(message), "more_body": False}]
+    seen = []
+
+    async def receive():
+        if sent:
+            return sent.pop()
+        while not until():
+            await asyncio.sleep(0)
+        return {"type": "http.disconnect"}
+
+    async def send(event):
+        seen.append(event.get("body", b""))
+
+    path = f"/pinyon/{route}"
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(KEY_HEADER.lower().encode(), KEY[KEY_HEADER].encode())],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 1),
+    }
+    async with asyncio.timeout(5):
+        await app(scope, receive, send)
+    return decoded(b"".join(seen))
+
+
+async def test_a_command_that_was_killed_is_not_computed_for(app, door, service):
+    assert await left(app, "generate", GENERATE, door, lambda: door.running) == BEGUN
+    assert service.model.was_left
+    assert (door.running, door.waiting) == (0, 0)
+
+
+async def test_a_command_that_was_killed_before_the_first_event_leaves_nothing(app, door, service):
+    service.may_load.clear()
+    assert await left(app, "generate", GENERATE, door, lambda: True) == []
+    assert (door.running, door.waiting) == (0, 0)
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []

@@ -1,0 +1,46 @@
+"""The table of limits says what the constants are, and the constants are what is enforced elsewhere."""
+
+import pytest
+
+from pinyon.app import limits
+
+SHOWN = {
+    "body of a request": "8 MiB",
+    "request line and headers": "32 KiB, 200 headers",
+    "open connections": "512",
+    "requests that wait for the model": "128",
+    "time to receive a request": "15 s",
+    "time in which a client reads nothing": "30 s",
+    "silence in a stream": "10 s",
+    "time to finish answers at shutdown": "10 s",
+    "n": "8",
+    "stop": "16 strings of 256 bytes",
+    "logit_bias": "1,024 tokens",
+    "top_logprobs": "20",
+    "prompts of one completion request": "16",
+    "messages": "4,096",
+    "JSON schema": "64 KiB, 32 levels, 2,000 nodes",
+    "GBNF grammar": "64 KiB, 200 levels",
+    "regular expression": "512 bytes",
+    "chat template": "256 KiB, 2 s, 256 MiB of memory",
+}
+
+
+def test_the_table_shows_every_number():
+    assert {row.name: row.value for row in limits.TABLE} == SHOWN
+
+
+def test_each_row_says_what_happens_past_it():
+    assert all(row.past for row in limits.TABLE)
+    assert {row.past for row in limits.TABLE if "Retry-After" in row.past} == {
+        "503 with Retry-After: 5, and the connection is closed",
+        "503 with Retry-After: 5",
+    }
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "shown"),
+    [(512, "512 bytes"), (1024, "1 KiB"), (1025, "1,025 bytes"), (1536 << 10, "1,536 KiB"), (2048 << 20, "2,048 MiB")],
+)
+def test_sizes_are_shown_exactly(size_bytes, shown):
+    assert limits._size(size_bytes) == shown
