@@ -69,6 +69,10 @@ class LoadedModel:
     def name(self) -> str:
         return self.record.name
 
+    def is_called(self, name: str) -> bool:
+        """Whether this is the model's name, or its file's path."""
+        return name in {self.record.name, str(self.record.path)}
+
     @property
     def context_tokens(self) -> int:
         return self.info.context_tokens
@@ -198,6 +202,8 @@ class Service:
             ModelLoadError: the engine cannot load it.
             ModelSlotError: another model is loaded, or this one with another context.
         """
+        if self._loaded is not None and self._loaded.is_called(name) and context_tokens is None:
+            return self._loaded
         record = await asyncio.to_thread(lambda: self.store.ensure_runnable(self.store.resolve(name)))
         slot = self._slot = self._slot_for(record, self._config(record, context_tokens))
         warm_up = asyncio.create_task(self._sandbox.start())

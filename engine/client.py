@@ -13,9 +13,9 @@ from pinyon.engine.config import EngineConfig, EngineInfo
 from pinyon.engine.errors import (
     EngineCrashedError,
     EngineError,
-    InvalidRequestError,
     ModelQuarantinedError,
     ProtocolError,
+    error_of,
 )
 from pinyon.engine.events import Event
 from pinyon.engine.protocol import FromWorker
@@ -170,7 +170,5 @@ class EngineClient:
 
 def _call_error(reply: FromWorker) -> EngineError:
     if isinstance(reply, protocol.CallFailed):
-        return (
-            InvalidRequestError(reply.message) if reply.kind is InvalidRequestError.kind else EngineError(reply.message)
-        )
+        return error_of(reply.failed)
     return ProtocolError(f"the worker answered a call with {type(reply).__name__}")

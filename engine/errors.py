@@ -93,3 +93,14 @@ class BindingError(NativeError):
 
 class ProtocolError(EngineError):
     pass
+
+
+def error_of(failed: Failed) -> EngineError:
+    """Return the error that a call to the worker ended with."""
+    match failed.kind:
+        case FailureKind.INVALID_REQUEST:
+            return InvalidRequestError(failed.message, failed.param)
+        case FailureKind.CONTEXT_OVERFLOW:
+            return ContextOverflowError(**failed.data, is_estimate=True)  # calls have no exact one
+        case _:
+            return EngineError(failed.message)

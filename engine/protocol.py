@@ -10,7 +10,7 @@ import msgspec
 
 from pinyon.engine.config import EngineConfig, EngineInfo
 from pinyon.engine.errors import InvalidRequestError, ProtocolError
-from pinyon.engine.events import Event, FailureKind
+from pinyon.engine.events import Event, Failed, FailureKind
 from pinyon.engine.request import GenerateRequest, Text, Tokens
 
 VERSION: Final = 1
@@ -78,8 +78,7 @@ class DetokenizeReply(msgspec.Struct, frozen=True, tag="text"):
 
 class CallFailed(msgspec.Struct, frozen=True, tag="call_failed"):
     call: int
-    kind: FailureKind
-    message: str
+    failed: Failed
 
 
 FromWorker: TypeAlias = Loading | Ready | LoadFailed | Events | TokenizeReply | DetokenizeReply | CallFailed

@@ -1,7 +1,6 @@
 """What goes into the engine: one frozen request."""
 
-from collections.abc import Iterable
-from typing import Self
+from typing import Self, TypeAlias
 
 import msgspec
 
@@ -34,6 +33,9 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
     """A run of prompt tokens, used as they are."""
 
     ids: tuple[int, ...]
+
+
+Prompt: TypeAlias = tuple[Text | Tokens, ...]
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
@@ -101,7 +103,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     """
 
     id: str
-    prompt: tuple[Text | Tokens, ...]
+    prompt: Prompt
     sampling: SamplingParams = SamplingParams()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -137,7 +139,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return self
 
 
-def text_chars(prompt: Iterable[Text | Tokens]) -> int:
+def text_chars(prompt: Prompt) -> int:
     """Return how many characters a prompt's tokenizer has to read."""
     return sum(len(piece.text) for piece in prompt if isinstance(piece, Text))
 

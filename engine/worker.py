@@ -36,7 +36,6 @@ from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.protocol import Cancel, Detokenize, FromWorker, Generate, Tokenize
 from pinyon.engine.request import GenerateRequest, text_chars
-from pinyon.engine.vocab import Vocab
 
 NATIVE_STACK_BYTES: Final = 256 << 20
 PROGRESS_STEP: Final = 0.02
@@ -83,7 +82,7 @@ class Worker:
         if loaded is None:
             return
         for name, texts in (("text", self._texts), ("long", self._long_texts)):
-            start_thread(name, partial(self._run_texts, texts, loaded.engine, loaded.vocab))
+            start_thread(name, partial(self._run_texts, texts, loaded))
         self._send(protocol.Ready(protocol.VERSION, loaded.info))
         gc.freeze()  # what loading made lives as long as the process: later collections need not walk it
         engine = loaded.engine
@@ -112,19 +111,19 @@ class Worker:
 
         return report
 
-    def _run_texts(self, texts: "SimpleQueue[TextWork]", engine: Engine, vocab: Vocab) -> None:
+    def _run_texts(self, texts: "SimpleQueue[TextWork]", loaded: LoadedEngine) -> None:
         while True:
             message = texts.get()
             if isinstance(message, Generate):
-                self._commands.put(_prepare(engine, message.request))
+                self._commands.put(_prepare(loaded.engine, message.request))
             else:
-                self._reply(vocab, message)
+                self._reply(loaded, message)
 
-    def _reply(self, vocab: Vocab, message: Tokenize | Detokenize) -> None:
+    def _reply(self, loaded: LoadedEngine, message: Tokenize | Detokenize) -> None:
         try:
-            self._send(_answer(vocab, message))
-        except EngineError as error:
-            self._send(protocol.CallFailed(message.call, error.kind, str(error)))
+            self._send(_answer(loaded, message))
+        except EngineError as error:  # also of a reply that no frame holds
+            self._send(protocol.CallFailed(message.call, error.as_event()))
 
     def _take_commands(self, engine: Engine) -> None:
         """Take what is there; when there is nothing to compute, wait for it."""
@@ -166,10 +165,10 @@ def _prepare(engine: Engine, request: GenerateRequest) -> Prepared | Refused:
         return request, error
 
 
-def _answer(vocab: Vocab, message: Tokenize | Detokenize) -> FromWorker:
+def _answer(loaded: LoadedEngine, message: Tokenize | Detokenize) -> FromWorker:
     if isinstance(message, Tokenize):
-        return protocol.TokenizeReply(message.call, tuple(vocab.encode(message.prompt)))
-    return protocol.DetokenizeReply(message.call, vocab.decode(message.ids))
+        return protocol.TokenizeReply(message.call, tuple(loaded.engine.tokenize(message.prompt)))
+    return protocol.DetokenizeReply(message.call, loaded.vocab.decode(message.ids))
 
 
 def start_thread(name: str, body: Callable[[], None]) -> None:

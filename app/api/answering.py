@@ -118,16 +118,14 @@ async def accepted(door: Door, model: LoadedModel, ask: Ask) -> OpenAnswer:
     """
     events = door.events(model, ask)
     try:
-        match await anext(events):
-            case Progress() as progress:
-                return OpenAnswer(events, progress)
-            case Failed() as failed:
-                raise of_failure(failed)
-            case _:
-                raise _ended_early()
+        first = await anext(events)
     except BaseException:
         await events.aclose()
         raise
+    if isinstance(first, Progress):
+        return OpenAnswer(events, first)
+    await events.aclose()
+    raise of_failure(first) if isinstance(first, Failed) else _ended_early()
 
 
 def _ended_early() -> ApiError:

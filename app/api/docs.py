@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse
 
 from pinyon.app.api.chat import ChatChunk, ChatCompletion, ChatRequest
 from pinyon.app.api.completions import Completion, CompletionRequest
+from pinyon.app.api.errors import ErrorAnswer
 from pinyon.app.api.tokens import DetokenizedText, DetokenizeRequest, TokenizeRequest, TokenList
 from pinyon.app.limits import TABLE
 
@@ -20,7 +21,12 @@ router = APIRouter()
 
 REFERENCE = "#/components/schemas/{}"
 BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
-ANSWERS = (ChatCompletion, ChatChunk, Completion, TokenList, DetokenizedText)
+ANSWERS = (ErrorAnswer, ChatCompletion, ChatChunk, Completion, TokenList, DetokenizedText)
+
+_ERROR = {
+    "description": "An error.",
+    "content": {"application/json": {"schema": {"$ref": REFERENCE.format("ErrorAnswer")}}},
+}
 
 
 def openapi(app: FastAPI) -> dict[str, Any]:
@@ -32,6 +38,9 @@ def openapi(app: FastAPI) -> dict[str, Any]:
         )
         _, answers = msgspec.json.schema_components(ANSWERS, ref_template=REFERENCE.format("{name}"))
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        for operation in (about for methods in document["paths"].values() for about in methods.values()):
+            operation["responses"].pop("422", None)  # FastAPI's own; what is wrong with a request is told with 400
+            operation["responses"]["default"] = _ERROR
         schemas.update(bodies["$defs"])
         schemas.update(answers)
         app.openapi_schema = document

@@ -14,6 +14,7 @@ from pinyon.app.limits import MAX_QUEUED
 from pinyon.app.service import LoadedModel, Service
 from pinyon.engine.client import EngineState
 from pinyon.engine.config import MAX_SEQUENCES
+from pinyon.engine.errors import InvalidRequestError
 from pinyon.engine.events import Event, Failed, Finished, Progress
 
 ROOM: Final = MAX_SEQUENCES + MAX_QUEUED
@@ -64,21 +65,23 @@ class Door:
         """
         self._require_running()
         loaded = self.service.loaded
-        if name is None or (loaded is not None and name == loaded.name):
-            wanted = self._default_model() if loaded is None else str(loaded.record.path)
-            return await self.service.load(wanted, on_progress=on_progress)
-        if not await asyncio.to_thread(self.service.store.knows, name):
+        if loaded is not None and name in {None, loaded.name}:
+            return loaded
+        if name is not None and not await asyncio.to_thread(self.service.store.knows, name):
             raise unknown_model(name)
-        return await self.service.load(name, on_progress=on_progress)
+        return await self.service.load(name or self._default_model(), on_progress=on_progress)
 
     async def events(self, model: LoadedModel, ask: Ask) -> AsyncGenerator[Event]:
         """Yield the events of an ask, as Model.generate does.
 
         Raises:
             BusyError: before the first event: there is no room, or the server is about to end.
+            InvalidRequestError: a request of this id is open.
             TemplateError: as in Model.generate.
         """
         self._require_running()
+        if ask.id in self._open:
+            raise InvalidRequestError(f"a request with the id {ask.id!r} is still running")
         if self.running + self.waiting + ask.n > ROOM:
             raise QueueFullError(f"{MAX_SEQUENCES} answers are being computed and {MAX_QUEUED} wait: try again later")
         self._open[ask.id] = (model, ask)

@@ -171,7 +171,9 @@ def _(error: RequestValidationError) -> ApiError:
 @of_exception.register
 def _(error: ValidationError) -> ApiError:
     """Tell one fault that pydantic found, by the name of its field: the deepest, which is in the branch of a union that was meant."""
-    found = max(error.errors(include_url=False, include_context=False, include_input=False), key=lambda e: len(e["loc"]))
+    found = max(
+        error.errors(include_url=False, include_context=False, include_input=False), key=lambda e: len(e["loc"])
+    )
     if found["type"] == "json_invalid":
         return ApiError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {found['msg']}", "invalid_json")
     # Names of union branches stand in the path too; they are no fields.

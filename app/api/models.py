@@ -36,24 +36,28 @@ class ModelList(msgspec.Struct, frozen=True):
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
     """List the models of this machine."""
-    shown = await asyncio.to_thread(_all_shown, door_of(request))
+    door = door_of(request)
+    shown = await asyncio.to_thread(lambda: [_shown(door, record) for record in _records(door)])
     return Response(msgspec.json.encode(ModelList("list", shown)), media_type="application/json")
 
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> Response:
-    """Show one model."""
-    found = next((m for m in await asyncio.to_thread(_all_shown, door_of(request)) if m.id == name), None)
+    """Show one model, by its name or an alias."""
+    door = door_of(request)
+    records = await asyncio.to_thread(_records, door)
+    found = next((record for record in records if name in {record.name, *record.aliases}), None)
     if found is None:
         raise unknown_model(name)
-    return Response(msgspec.json.encode(found), media_type="application/json")
+    shown = await asyncio.to_thread(_shown, door, found)
+    return Response(msgspec.json.encode(shown), media_type="application/json")
 
 
-def _all_shown(door: Door) -> list[ModelShown]:
+def _records(door: Door) -> list[Record]:
     records = {record.name: record for record in door.service.store.list().records}
     if (loaded := door.service.loaded) is not None:
         records.setdefault(loaded.name, loaded.record)
-    return [_shown(door, record) for record in records.values()]
+    return list(records.values())
 
 
 def _shown(door: Door, record: Record) -> ModelShown:

@@ -4,7 +4,17 @@ import msgspec
 import numpy as np
 import pytest
 from asking import ask
-from fakes import BOS, END_OF_TURN, USER_TAG, ByteTable, LiteralConstraint, hashed_logits, make_engine, run_to_end, submit
+from fakes import (
+    BOS,
+    END_OF_TURN,
+    USER_TAG,
+    ByteTable,
+    LiteralConstraint,
+    hashed_logits,
+    make_engine,
+    run_to_end,
+    submit,
+)
 
 from pinyon.engine.events import Chunk, Failed, Finished, FinishReason, Progress
 from pinyon.engine.grammar import Grammar
@@ -129,9 +139,7 @@ def test_stop_strings_end_the_answer_and_not_the_thoughts():
     assert events[-1].reasons == (FinishReason.STOP,)
 
 
-@pytest.mark.parametrize(
-    ("limit", "answer", "thoughts"), [(12, "", "why o"), (14, "", "why on"), (22, "b", "why on")]
-)
+@pytest.mark.parametrize(("limit", "answer", "thoughts"), [(12, "", "why o"), (14, "", "why on"), (22, "b", "why on")])
 def test_nothing_is_lost_where_the_answer_is_cut(limit, answer, thoughts):
     events = run(says("<think>why on</think>because"), ask("a", reasoning=THINK, max_tokens=limit))
     text, reasoning = texts(events)[0]

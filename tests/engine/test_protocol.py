@@ -59,7 +59,7 @@ FROM_WORKER = [
     protocol.Events(()),
     protocol.TokenizeReply(0, (1, 2)),
     protocol.DetokenizeReply(1, "text \ufffd"),
-    protocol.CallFailed(1, FailureKind.INVALID_REQUEST, "why"),
+    protocol.CallFailed(1, Failed(FailureKind.INVALID_REQUEST, "why", {"n": 1}, "field")),
 ]
 DECODERS = [protocol.decode_to_worker, protocol.decode_from_worker]
 

@@ -49,7 +49,9 @@ def test_temperature_zero_is_the_argmax(row):
     assert sampler(top_k=1, top_p=0.1, **GREEDY).choose(row) == int(np.argmax(row))
 
 
-@pytest.mark.parametrize("params", [{**OPEN, "top_k": 1}, {**OPEN, "top_p": 1e-6}, {**OPEN, "top_p": 0.0}, {**OPEN, "min_p": 1.0}])
+@pytest.mark.parametrize(
+    "params", [{**OPEN, "top_k": 1}, {**OPEN, "top_p": 1e-6}, {**OPEN, "top_p": 0.0}, {**OPEN, "min_p": 1.0}]
+)
 def test_filters_that_leave_one_token_give_the_argmax(params):
     row = spread()
     assert set(draws(params, row, 50)) == {int(np.argmax(row))}

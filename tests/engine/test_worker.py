@@ -4,6 +4,7 @@ import asyncio
 import queue
 import random
 import threading
+from types import SimpleNamespace
 
 import pytest
 from asking import answer, ask, config, end_of, ids_of, text_of
@@ -11,7 +12,8 @@ from fakes import make_engine, scripted
 from tiny_models import write_tiny_bpe
 
 from pinyon.engine import protocol
-from pinyon.engine.config import EngineConfig
+from pinyon.engine.config import LONG_TEXT_CHARS, EngineConfig
+from pinyon.engine.errors import ContextOverflowError
 from pinyon.engine.events import Failed, FailureKind, Finished
 from pinyon.engine.request import Text
 from pinyon.engine.worker import Worker
@@ -22,7 +24,7 @@ LONG_TEXTS = {"letter": "A" * 30_000, "ideograph": "语" * 30_000, "spaces": " "
 @pytest.mark.parametrize("pre_tokenizer", ["gpt-4o", "tekken", "llama-bpe", "qwen2", "smollm", "default"])
 async def test_long_runs_of_one_character_are_tokenised_or_refused(clients, tmp_path, pre_tokenizer):
     """Two of these pre-tokenizers overflow an ordinary stack."""
-    client = clients(config(write_tiny_bpe(tmp_path / "m.gguf", pre_tokenizer)))
+    client = clients(config(write_tiny_bpe(tmp_path / "m.gguf", pre_tokenizer, context=20_000), context_tokens=20_000))
     pid = await client.pid()
     for name, text in LONG_TEXTS.items():
         assert await client.detokenize(await client.tokenize([Text(text)])) == text
@@ -30,23 +32,15 @@ async def test_long_runs_of_one_character_are_tokenised_or_refused(clients, tmp_
     assert await client.pid() == pid
 
 
-class BlockedVocab:
-    """Tokenises when it is told to."""
-
-    def __init__(self):
-        self.may_go_on = threading.Event()
-
-    def encode(self, _prompt):
-        self.may_go_on.wait()
-        return [1]
-
-
-def test_tokenising_a_long_text_does_not_stop_the_streams():
-    sent = queue.SimpleQueue()
-    worker, vocab = Worker(EngineConfig(b"", 1), sent.put), BlockedVocab()
+def test_tokenising_a_long_text_does_not_stop_the_streams(monkeypatch):
+    sent, may_go_on = queue.SimpleQueue(), threading.Event()
+    worker = Worker(EngineConfig(b"", 1), sent.put)
     engine, *_ = make_engine(scripted(a=b"answer"))
-    threading.Thread(target=worker._run_texts, args=(worker._texts, engine, vocab), daemon=True).start()
-    worker._commands.put(engine.prepare(ask("a")))
+    prepared = engine.prepare(ask("a"))
+    monkeypatch.setattr(engine, "tokenize", lambda _prompt: may_go_on.wait() and [1])
+    loaded = SimpleNamespace(engine=engine)
+    threading.Thread(target=worker._run_texts, args=(worker._texts, loaded), daemon=True).start()
+    worker._commands.put(prepared)
     worker.receive(protocol.Tokenize(7, ()))
     worker._take_commands(engine)
     while engine.busy:
@@ -56,7 +50,7 @@ def test_tokenising_a_long_text_does_not_stop_the_streams():
         events += [event for _, event in sent.get(timeout=10).events]
     assert text_of(events) == "answer"
     assert sent.empty()
-    vocab.may_go_on.set()
+    may_go_on.set()
     assert sent.get(timeout=10) == protocol.TokenizeReply(7, (1,))
 
 
@@ -104,3 +98,17 @@ async def test_two_models_load_side_by_side_each_with_a_log_of_its_own(clients, 
     assert [("tiny.gguf" in log, "other.gguf" in log) for log in logs] == [(True, False), (False, True)]
     ends = await asyncio.gather(*(answer(client, ask("a", max_tokens=5, ignore_eos=True)) for client in both))
     assert [end_of(events).usage.completion_tokens for events in ends] == [5, 5]
+
+
+def test_a_long_text_does_not_hold_up_a_short_one():
+    worker = Worker(EngineConfig(b"", 1), lambda _message: None)
+    for call, text in enumerate(["x", "x" * (LONG_TEXT_CHARS + 1)]):
+        worker.receive(protocol.Tokenize(call, (Text(text),)))
+    assert [texts.get_nowait().call for texts in (worker._texts, worker._long_texts)] == [0, 1]
+    assert worker._texts.empty()
+
+
+async def test_a_text_far_beyond_the_context_is_refused_without_being_tokenised(clients, tiny):
+    client = clients(config(tiny))
+    with pytest.raises(ContextOverflowError, match="at least"):
+        await client.tokenize([Text("x" * (8 << 20))])

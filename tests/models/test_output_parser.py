@@ -2,7 +2,9 @@ import pytest
 
 from pinyon.models.output_parser import reasoning_tags
 
-CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
 
 
 @pytest.mark.parametrize(

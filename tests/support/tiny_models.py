@@ -46,9 +46,9 @@ def write_tiny_llama(
     return _finish(writer, path, VOCABULARY, np.random.default_rng(seed))
 
 
-def write_tiny_bpe(path: Path, pre_tokenizer: str, *, damaged: bool = False) -> Path:
+def write_tiny_bpe(path: Path, pre_tokenizer: str, *, damaged: bool = False, context: int = CONTEXT) -> Path:
     """Write a llama with a byte-level BPE vocabulary without merges, one token a byte; `damaged` weights are NaN."""
-    writer = _writer(path)
+    writer = _writer(path, context)
     tokens = [*gpt2_bytes(), "<|end|>"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre_tokenizer)
@@ -67,10 +67,10 @@ def gpt2_bytes() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
-def _writer(path: Path) -> gguf.GGUFWriter:
+def _writer(path: Path, context: int = CONTEXT) -> gguf.GGUFWriter:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
-    writer.add_context_length(CONTEXT)
+    writer.add_context_length(context)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(LAYERS)
     writer.add_feed_forward_length(2 * WIDTH)
