@@ -24,6 +24,8 @@ from pinyon.models.disk import printable
 
 PROOF_S: Final = 1.0
 """How long a server may take to prove itself; past that a command does without it."""
+SHORT_S: Final = 5.0
+"""How long it may take over what needs no model."""
 MAX_ANSWER_BYTES: Final = 64 << 10
 
 
@@ -102,10 +104,13 @@ class RemoteService:
     async def status(self) -> wire.Status:
         """Return what the server is doing. Raises ServerError."""
         try:
-            async with _exchange("GET", f"{self.url}/pinyon/status", headers=self._headers) as reply:
+            async with (
+                asyncio.timeout(SHORT_S),
+                _exchange("GET", f"{self.url}/pinyon/status", headers=self._headers) as reply,
+            ):
                 await _require_ok(reply)
                 return msgspec.json.decode(await _read(reply), type=wire.Status)
-        except (httpx.HTTPError, msgspec.DecodeError) as error:
+        except (TimeoutError, httpx.HTTPError, msgspec.DecodeError) as error:
             raise self._gone(error) from error
 
     async def load(
@@ -220,7 +225,10 @@ class RemoteModel:
 
     async def cancel(self, ask_id: str) -> None:
         """As Model.cancel. Where the server cannot be told any more, the answer has had its end."""
-        with contextlib.suppress(httpx.HTTPError, ServerError, BusyError):
-            async with contextlib.aclosing(self._service.ask("/pinyon/cancel", wire.Cancel(ask_id))) as messages:
+        with contextlib.suppress(TimeoutError, httpx.HTTPError, ServerError, BusyError):
+            async with (
+                asyncio.timeout(SHORT_S),
+                contextlib.aclosing(self._service.ask("/pinyon/cancel", wire.Cancel(ask_id))) as messages,
+            ):
                 async for _ in messages:
                     pass

@@ -5,15 +5,17 @@ import contextlib
 import os
 import shlex
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
-from typing import Final, NamedTuple, Protocol, Self
+from typing import Final, Protocol, Self
 
 from pinyon.app.ask import Ask, Chat, Prompt, RawText, RawTokens
 from pinyon.app.errors import ModelSlotError
 from pinyon.app.settings import Folders, Settings
 from pinyon.engine.client import EngineClient, EngineState
 from pinyon.engine.config import EngineConfig, EngineInfo
-from pinyon.engine.errors import ContextOverflowError, EngineError, ModelQuarantinedError
+from pinyon.engine.errors import ContextOverflowError, EngineError, EngineStartError, ModelQuarantinedError
 from pinyon.engine.events import Event
 from pinyon.engine.grammar_check import GrammarChecker
 from pinyon.engine.request import GenerateRequest, Reasoning, Text, Tokens
@@ -26,7 +28,7 @@ from pinyon.models.output_parser import reasoning_tags
 from pinyon.models.store import Store
 from pinyon.models.template_sandbox import TemplateSandbox
 
-LONG_TEXT_CHARS: Final = 1 << 20
+LARGE_CHAT_CHARS: Final = 1 << 20
 
 
 class Model(Protocol):
@@ -145,7 +147,7 @@ class LoadedModel:
         return Reasoning(tags.start, tags.ends, opened)
 
     async def _render(self, messages: tuple[Message, ...]) -> tuple[Text, ...]:
-        if sum(len(message.content) for message in messages) > LONG_TEXT_CHARS:
+        if sum(len(message.content) for message in messages) > LARGE_CHAT_CHARS:
             await self._require_room(messages)
         pieces = await self._template.render(self._sandbox, messages, self.info.control_strings, self.info.tag_strings)
         return tuple(Text(piece.text, piece.special) for piece in pieces)
@@ -164,10 +166,28 @@ class LoadedModel:
         return self._turn_end
 
 
-class _Slot(NamedTuple):
+@dataclass(eq=False)
+class _Slot:
+    """The place of one engine, from the moment when its load begins. `listeners` are told the loaded fraction."""
+
     config: EngineConfig
     engine: EngineClient
     record: Record
+    loading: asyncio.Task[LoadedModel] | None = None
+    listeners: set[Callable[[float], None]] = field(default_factory=set)
+
+    def tell(self, fraction: float) -> None:
+        for listener in self.listeners:
+            listener(fraction)
+
+
+def slot_taken(holder: str, wanted: Record, context_tokens: int | None = None) -> ModelSlotError:
+    """Return the error of a model that is asked for while another one has the only place."""
+    name = wanted.name if wanted.source is not Source.PATH else shlex.quote(str(wanted.path))
+    context = "" if context_tokens is None else f" --context {context_tokens}"
+    return ModelSlotError(
+        f"{holder} is served, and one model at a time: `pinyon stop`, then `pinyon serve --model {name}{context}`"
+    )
 
 
 class Service:
@@ -206,12 +226,23 @@ class Service:
             return self._loaded
         record = await asyncio.to_thread(lambda: self.store.ensure_runnable(self.store.resolve(name)))
         slot = self._slot = self._slot_for(record, self._config(record, context_tokens))
+        if slot.loading is None:
+            slot.loading = asyncio.create_task(self._load(slot))
+            slot.loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # callers may have left
+        listener = on_progress or (lambda _fraction: None)
+        slot.listeners.add(listener)
+        try:
+            return await asyncio.shield(slot.loading)
+        finally:
+            slot.listeners.discard(listener)
+
+    async def _load(self, slot: _Slot) -> LoadedModel:
+        """Load what a slot is for, whoever still waits for it; a load that fails gives the place back."""
         warm_up = asyncio.create_task(self._sandbox.start())
         try:
-            info = await slot.engine.start(on_progress)
+            info = await slot.engine.start(slot.tell)
         except EngineError as error:
-            if self._slot is slot:
-                self._slot = self._loaded = None
+            self._slot = None
             if isinstance(error, ModelQuarantinedError):
                 self._quarantined[slot.config.model_path] = error
             await slot.engine.close()
@@ -219,8 +250,7 @@ class Service:
         finally:
             with contextlib.suppress(Exception):  # a sandbox that cannot start is reported by the first render
                 await warm_up
-        if self._loaded is None:
-            self._loaded = LoadedModel(record, slot.engine, info, self._sandbox, self._grammars)
+        self._loaded = LoadedModel(slot.record, slot.engine, info, self._sandbox, self._grammars)
         return self._loaded
 
     def _slot_for(self, record: Record, config: EngineConfig) -> _Slot:
@@ -228,16 +258,16 @@ class Service:
         if config.model_path in self._quarantined:
             raise self._quarantined[config.model_path]
         if self._slot is None:
-            log = private_folder(self._folders.logs) / f"{slug(record.name)}.log"
-            return _Slot(config, EngineClient(config, log), record)
+            return _Slot(config, EngineClient(config, self._log_of(record)), record)
         if self._slot.config == config:
             return self._slot
-        asked = record.name if record.source is not Source.PATH else shlex.quote(str(record.path))
-        if config.context_tokens is not None:
-            asked += f" --context {config.context_tokens}"
-        raise ModelSlotError(
-            f"{self._slot.record.name} is loaded, and one model at a time: `pinyon stop`, then `pinyon serve --model {asked}`"
-        )
+        raise slot_taken(self._slot.record.name, record, config.context_tokens)
+
+    def _log_of(self, record: Record) -> Path:
+        try:
+            return private_folder(self._folders.logs) / f"{slug(record.name)}.log"
+        except OSError as error:
+            raise EngineStartError(f"the engine process cannot be started without a log: {error}") from error
 
     def _config(self, record: Record, context_tokens: int | None) -> EngineConfig:
         return EngineConfig(
@@ -253,7 +283,9 @@ class Service:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._slot is not None:
-                await self._slot.engine.close()
+            if (slot := self._slot) is not None:
+                await slot.engine.close()
+                if slot.loading is not None:
+                    await asyncio.wait((slot.loading,))
         finally:
             await self._sandbox.close()

@@ -2,6 +2,7 @@
 
 import os
 import tomllib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ class Folders:
                 raise SettingsError(f"PINYON_HOME is {home!r}: {error}") from error
             return cls(root / "config", root / "data", root / "state", root / "runtime")
         dirs = PlatformDirs("pinyon", appauthor=False)
-        return cls(dirs.user_config_path, dirs.user_data_path, dirs.user_state_path, dirs.user_runtime_path)
+        return cls(dirs.user_config_path, dirs.user_data_path, dirs.user_state_path, _runtime_folder(dirs))
 
     @property
     def models(self) -> Path:
@@ -51,6 +52,19 @@ class Folders:
     @property
     def settings_file(self) -> Path:
         return self.config / "settings.toml"
+
+
+def _runtime_folder(dirs: PlatformDirs) -> Path:
+    """The system's folder for what lives as long as a session; where it has none (containers, cron), one of our own.
+
+    platformdirs would warn there and take a folder in /tmp, where others can be first.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            return dirs.user_runtime_path
+        except Warning:
+            return dirs.user_state_path / "run"
 
 
 MAX_THREADS = 512

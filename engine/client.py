@@ -89,10 +89,13 @@ class EngineClient:
             yield error.as_event()
 
     async def cancel(self, request_id: str) -> None:
-        """End a request; its stream gets Finished with the reason cancelled. One that has ended is left alone."""
-        with contextlib.suppress(EngineError):  # then its end has come already
-            process, _ = await self._ready()
-            process.post(protocol.Cancel(request_id))
+        """End a request; its stream gets Finished with the reason cancelled. One that has ended is left alone.
+
+        A worker that is not ready knows no request, and is not waited for.
+        """
+        if self.state is EngineState.READY and self._process is not None:
+            with contextlib.suppress(EngineError):  # it has died just now, and the request with it
+                self._process.post(protocol.Cancel(request_id))
 
     async def tokenize(self, prompt: Sequence[Text | Tokens]) -> tuple[int, ...]:
         """Return the token ids that a prompt has. Raises EngineError."""

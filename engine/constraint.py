@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from pinyon.engine.errors import NativeError
+from pinyon.engine.errors import InvalidRequestError, NativeError
 from pinyon.engine.grammar import Grammar
 from pinyon.engine.native import Logits
 
@@ -74,6 +74,10 @@ class _Workspace:
         return np.add(logits, self._flat_penalties, out=self._masked)
 
 
+_FAULTS = ("doesn't satisfy the grammar", "panic")
+"""Words of llguidance's errors that no client's grammar is to blame for; all others tell of its limits."""
+
+
 class Constraint:
     """One answer's place in its grammar."""
 
@@ -95,7 +99,7 @@ class Constraint:
         constraint of the compiler.
 
         Raises:
-            NativeError: no token can follow, or llguidance reached one of its limits.
+            InvalidRequestError: no token can follow, or llguidance reached one of its limits.
         """
         masked = self._workspace.mask(self._matcher, logits)
         self._check()
@@ -104,12 +108,17 @@ class Constraint:
         return masked
 
     def accept(self, token: int) -> None:
-        """Go on with a token that was chosen. Raises NativeError when the grammar does not allow it."""
+        """Go on with a token that was chosen.
+
+        Raises:
+            NativeError: the grammar does not allow it.
+            InvalidRequestError: llguidance reached one of its limits.
+        """
         self._matcher.consume_token(token)
         self._check()
 
     def accept_text(self, data: bytes) -> None:
-        """Go on with bytes of the answer that came in a token with other text. Raises NativeError when they do not fit."""
+        """Go on with bytes of the answer that came in a token with other text. Raises as `accept` does."""
         self._matcher.consume_tokens(self._tokenizer.tokenize_bytes(data))
         self._check()
 
@@ -118,6 +127,10 @@ class Constraint:
         """Whether the answer is whole and nothing can follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
+    def copy(self) -> "Constraint":
+        """Return a state at the same place, to go on from there by itself: much cheaper than compiling again."""
+        return Constraint(self._matcher.deep_copy(), self._tokenizer, self._workspace)
+
     def close(self) -> None:
         self._open_matcher = None
 
@@ -125,8 +138,14 @@ class Constraint:
         if not self._matcher.is_error():
             return
         reason = self._matcher.get_error().removesuffix("<non-verbose/>").strip()
+        if any(words in reason for words in _FAULTS):
+            raise NativeError(f"the answer cannot follow its grammar any more: {reason}")
         if reason.startswith("NoExtension"):
-            raise NativeError(
-                "the answer has reached a place from where its grammar cannot be completed: correct the grammar"
+            raise InvalidRequestError(
+                "the answer has reached a place from where its grammar cannot be completed: correct the grammar",
+                "grammar",
             )
-        raise NativeError(f"the answer cannot follow its grammar any more: {reason}")
+        raise InvalidRequestError(
+            f"the answer has reached a place where its grammar is too complex: simplify the grammar ({reason})",
+            "grammar",
+        )

@@ -11,7 +11,7 @@ from pinyon.engine.events import Event, FinishReason, Progress
 from pinyon.engine.gate import Constraint
 from pinyon.engine.grammar import Grammar
 from pinyon.engine.native import Candidates, Logits
-from pinyon.engine.request import GenerateRequest, Prompt, text_chars
+from pinyon.engine.request import GenerateRequest, Prompt, Tokens, text_chars
 from pinyon.engine.sampler import Sampler
 from pinyon.engine.scheduler import Scheduler
 from pinyon.engine.sequence import Sequence
@@ -60,14 +60,20 @@ class Engine:
 
     def prepare(self, request: GenerateRequest) -> Prepared:
         """Check a request, tokenise its prompt, compile its grammar. Safe in any thread; raises EngineError."""
+        self._refuse_too_long(request.prompt)
         request.checked(self._vocab.size)
-        prompt = self.tokenize(request.prompt)
+        prompt = self._vocab.encode(request.prompt)
         if not prompt:
             raise InvalidRequestError("the prompt is empty: there is nothing to continue", "prompt")
         if len(prompt) >= self.context_tokens:
             raise ContextOverflowError(len(prompt), self.context_tokens)
-        grammar = request.grammar
-        return Prepared(request, prompt, [self._compile_grammar(grammar) for _ in range(request.n)] if grammar else [])
+        return Prepared(request, prompt, self._constraints(request))
+
+    def _constraints(self, request: GenerateRequest) -> list[Constraint]:
+        if request.grammar is None:
+            return []
+        first = self._compile_grammar(request.grammar)
+        return [first, *(first.copy() for _ in range(request.n - 1))]
 
     def tokenize(self, prompt: Prompt) -> list[int]:
         """Return a prompt's tokens. Safe in any thread.
@@ -75,10 +81,15 @@ class Engine:
         Raises:
             ContextOverflowError: they are certainly more than the context holds; counting them could take minutes.
         """
-        is_long = text_chars(prompt) > LONG_TEXT_CHARS
-        if is_long and (least := self._vocab.least_tokens(prompt)) >= self.context_tokens:
-            raise ContextOverflowError(least, self.context_tokens, is_estimate=True)
+        self._refuse_too_long(prompt)
         return self._vocab.encode(prompt)
+
+    def _refuse_too_long(self, prompt: Prompt) -> None:
+        counted = tuple(piece for piece in prompt if isinstance(piece, Tokens))
+        is_long = text_chars(prompt) > LONG_TEXT_CHARS
+        least = self._vocab.least_tokens(prompt if is_long else counted)
+        if least >= self.context_tokens:
+            raise ContextOverflowError(least, self.context_tokens, is_estimate=True)
 
     def submit(self, prepared: Prepared) -> list[Emitted]:
         """Queue a prepared request; tell that it is accepted."""

@@ -1,12 +1,12 @@
 """Applies a request's grammar to its answer, and to nothing that the model thinks before it."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
 from pinyon.engine.native import Logits
-from pinyon.engine.text_stream import TextStream, Visible
+from pinyon.engine.text_stream import TextStream
 
 
 class Constraint(Protocol):
@@ -17,19 +17,22 @@ class Constraint(Protocol):
     def mask(self, logits: Logits, extra: Sequence[int] = ()) -> Logits: ...
     def accept(self, token: int) -> None: ...
     def accept_text(self, data: bytes) -> None: ...
+    def copy(self) -> Self: ...
     def close(self) -> None: ...
 
 
 class Gate:
     """Owns the grammar's state. `opening` are the tokens of the tag with which thoughts may begin, none where they may not.
 
-    Until the answer begins, the model may open a block of thoughts instead; a tag that it has begun, it has to finish.
+    Until the answer begins, the model may open a block of thoughts instead; a tag that it has begun, it has to finish. Thoughts
+    do not end with a token of `eog`: the answer would be missing.
     """
 
-    def __init__(self, constraint: Constraint, text: TextStream, opening: Sequence[int]) -> None:
+    def __init__(self, constraint: Constraint, text: TextStream, opening: Sequence[int], eog: Sequence[int]) -> None:
         self._constraint = constraint
         self._text = text
         self._opening = opening
+        self._eog = list(eog)
         self._tag_tokens = 0
         self._was_thinking = text.in_reasoning
 
@@ -41,33 +44,32 @@ class Gate:
     def allowed(self, logits: Logits) -> Logits:
         """Return logits in which what is forbidden now is -inf."""
         if self._text.in_reasoning:
-            return logits
+            endless = logits.copy()
+            endless[self._eog] -= np.inf  # a NaN stays one
+            return endless
         if 0 < self._tag_tokens < len(self._opening):
             forced = np.full_like(logits, -np.inf)
             forced[self._opening[self._tag_tokens]] = 0
             return forced
         return self._constraint.mask(logits, self._opening[:1])
 
-    def take(self, token: int, visible: Visible) -> None:
-        """Take note of the token that was chosen and of what the text stream, which has it already, made of it.
+    def take(self, token: int) -> None:
+        """Take note of the token that was chosen, which the text stream has already.
 
         Raises:
             NativeError: thoughts ended in the middle of a token, and its rest does not fit the grammar.
+            InvalidRequestError: the grammar cannot be followed further.
         """
         if self._opening[self._tag_tokens : self._tag_tokens + 1] == [token]:
             self._tag_tokens += 1
-        elif self._was_thinking and not self._text.in_reasoning:
-            self._begin_answer()
-            if visible.text:
-                self._constraint.accept_text(visible.text.encode())
         elif not self._text.in_reasoning:
-            self._begin_answer()
-            self._constraint.accept(token)
+            self._opening = []
+            rest = self._text.begin_answer()
+            if not self._was_thinking:
+                self._constraint.accept(token)
+            elif rest:
+                self._constraint.accept_text(rest)
         self._was_thinking = self._text.in_reasoning
-
-    def _begin_answer(self) -> None:
-        self._opening = []
-        self._text.forbid_reasoning()
 
     def close(self) -> None:
         self._constraint.close()

@@ -21,8 +21,10 @@ from pinyon.engine.grammar_messages import ACCEPTED, READY, REFUSED
 from pinyon.engine.worker_process import worker_environment
 
 _COMMAND: Final = (sys.executable, "-P", "-m", "pinyon.engine.grammar_child")
+TIME_LIMIT_S: Final = 1.0
+MEMORY_LIMIT_BYTES: Final = 512 << 20
+CHILDREN_AT_ONCE: Final = 2
 _START_LIMIT_S = 30.0
-_CHILDREN_AT_ONCE = 2
 _REMEMBERED = 64
 
 
@@ -35,14 +37,14 @@ class GrammarChecker:
 
     def __init__(
         self,
-        time_limit_s: float = 1.0,
-        memory_limit_bytes: int = 512 << 20,
+        time_limit_s: float = TIME_LIMIT_S,
+        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
         command: Sequence[str] = _COMMAND,
     ) -> None:
         self._time_limit_s = time_limit_s
         self._memory_limit_bytes = memory_limit_bytes
         self._command = command
-        self._room = asyncio.Semaphore(_CHILDREN_AT_ONCE)
+        self._room = asyncio.Semaphore(CHILDREN_AT_ONCE)
         self._good: OrderedDict[bytes, Grammar] = OrderedDict()
 
     async def check(self, grammar: Grammar) -> Grammar:

@@ -46,6 +46,7 @@ def enforceable(schema: object) -> Keywords:
     document.check_references()
     document.check_ends()
     document.tighten_formats()
+    document.open_tagged_unions()
     assert isinstance(kept, dict), "only booleans stay booleans"
     return kept
 
@@ -155,9 +156,51 @@ class _Document:
             if isinstance(schema, dict):
                 tighten_format(schema)
 
+    def open_tagged_unions(self) -> None:
+        """Write anyOf for oneOf where a property tells the alternatives apart: llguidance sees that only without $ref."""
+        for at, schema in self._schemas.items():
+            if isinstance(schema, dict) and "oneOf" in schema and "anyOf" not in schema and self._is_tagged(at, schema):
+                renamed = {"anyOf" if name == "oneOf" else name: value for name, value in schema.items()}
+                schema.clear()
+                schema.update(renamed)
+
+    def _is_tagged(self, at: str, schema: Keywords) -> bool:
+        """Whether every alternative is an object that must have one property with constants of its own."""
+        alternatives = [self._resolved(f"{at}/oneOf/{number}") for number in range(_length(schema, "oneOf"))]
+        tags = [_tags(alternative) for alternative in alternatives]
+        for name in set.intersection(*(set(found) for found in tags)) if tags else ():
+            values = [value for found in tags for value in found[name]]
+            if len(set(values)) == len(values):
+                return True
+        return False
+
+    def _resolved(self, at: str) -> Keywords:
+        """Follow references; an empty schema for what leads round in a circle."""
+        seen: set[str] = set()
+        while "$ref" in (schema := self._keywords(at)):
+            if at in seen:
+                return {}
+            seen.add(at)
+            at = _target(schema)
+        return schema
+
     def _keywords(self, at: str) -> Keywords:
         schema = self._schemas[at]
         return schema if isinstance(schema, dict) else {}
+
+
+def _tags(schema: Keywords) -> dict[str, list[str]]:
+    """Return the required properties of an object that can only be certain strings, and those strings."""
+    properties, required = schema.get("properties"), schema.get("required")
+    if schema.get("type") != "object" or not isinstance(properties, dict) or not isinstance(required, list):
+        return {}
+    found = {}
+    for name in map(str, required):
+        about = properties.get(name)
+        values = (about.get("enum") or [about.get("const")]) if isinstance(about, dict) else []
+        if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+            found[name] = [str(value) for value in values]
+    return found
 
 
 def _needs(at: str, schema: Keywords) -> Iterator[list[str]]:

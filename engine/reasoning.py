@@ -35,9 +35,12 @@ class ReasoningSplitter:
         self._began = False  # the current side has shown more than white space
         self._backticks = 0
 
-    def forbid_blocks(self) -> None:
-        """From now on a start tag is part of the answer."""
-        self._may_open = False
+    def begin_answer(self) -> str:
+        """From now on all text is the answer's, tags and white space too; return what of it is still held."""
+        if self._blocks and not self._began:
+            self._held = self._held.lstrip()
+        self._may_open, self._began = False, True
+        return self._held
 
     def push(self, text: str) -> Iterator[Part]:
         """Yield what can be told apart now."""

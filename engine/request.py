@@ -133,8 +133,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             f"0 to {MAX_TOP_LOGPROBS}",
         )
         for piece in self.prompt:
-            if isinstance(piece, Tokens):
-                for token in piece.ids:
+            if isinstance(piece, Tokens) and piece.ids:
+                for token in (min(piece.ids), max(piece.ids)):
                     _require("prompt", token, 0 <= token < vocab_size, f"token ids from 0 to {vocab_size - 1}")
         return self
 

@@ -55,10 +55,13 @@ class Sequence:
         self._sampler = sampler
         self._text = TextStream(request.stop, request.reasoning)
         self._tag_bytes = vocab.tag_bytes(request.reasoning)
-        self._gate = None if constraint is None else Gate(constraint, self._text, vocab.opening(request.reasoning))
+        self._gate = None
+        if constraint is not None:
+            self._gate = Gate(constraint, self._text, vocab.opening(request.reasoning), vocab.eog_tokens)
         self._reported = 0
         self._unsent_from = self.prompt_tokens
         self._unsent_logprobs: list[PositionLogprobs] = []
+        self._unsent = NOTHING
         self.created = time.monotonic()
         self.admitted: float | None = None
         self.first_token: float | None = None
@@ -108,20 +111,22 @@ class Sequence:
         self.first_token = self.first_token or time.monotonic()
         if self._vocab.is_eog(token) and not self.request.ignore_eos:
             return self.finish(FinishReason.STOP)
-        visible = self._push(token, logits)
+        self._push(token, logits)
+        if self._text.stopped:
+            return self.finish(FinishReason.STOP)
         if self._gate is not None:
-            self._gate.take(token, visible)
-        if self._text.stopped or (self._gate is not None and self._gate.is_complete):
-            return self.finish(FinishReason.STOP, visible)
+            self._gate.take(token)
+            if self._gate.is_complete:
+                return self.finish(FinishReason.STOP)
         if self.completion_tokens >= self._answer_limit:
-            return self.finish(FinishReason.LENGTH, visible)
-        return self._chunk(visible)
+            return self.finish(FinishReason.LENGTH)
+        return self._chunk()
 
-    def _push(self, token: int, logits: Logits) -> Visible:
+    def _push(self, token: int, logits: Logits) -> None:
         """Add a token; count it to the thoughts or to the answer."""
         was_thinking = self._text.in_reasoning
         self.tokens.append(token)
-        visible = self._text.push(self._tag_bytes.get(token) or self._vocab.token_bytes(token))
+        self._unsent = self._text.push(self._tag_bytes.get(token) or self._vocab.token_bytes(token))
         if was_thinking:
             self.reasoning_tokens += 1
         elif self._text.in_reasoning:  # the tokens that nothing was shown for were those of the tag
@@ -131,18 +136,17 @@ class Sequence:
             self._unsent_logprobs.append(
                 position_logprobs(logits, token, self.request.logprobs, self._vocab.token_bytes)
             )
-        return visible
 
-    def finish(self, reason: FinishReason, visible: Visible = NOTHING) -> list[Event]:
+    def finish(self, reason: FinishReason) -> list[Event]:
         """End the answer: flush every buffer, release the sampler and the grammar."""
         self.reason = reason
-        return self._end(visible)
+        return self._end()
 
     def fail(self) -> list[Event]:
         """End without an answer; text held back is shown first, as on every other way out."""
-        return self._end(NOTHING)
+        return self._end()
 
-    def _end(self, visible: Visible) -> list[Event]:
+    def _end(self) -> list[Event]:
         """Release what the sequence holds; return the last chunk, if there is anything in it."""
         self.done = True
         self.ended = time.monotonic()
@@ -150,14 +154,15 @@ class Sequence:
         if self._gate is not None:
             self._gate.close()
         rest = self._text.flush()
-        last = Visible(visible.text + rest.text, visible.reasoning + rest.reasoning)
-        return self._chunk(last, even_without_text=self._unsent_from < len(self.tokens))
+        self._unsent = Visible(self._unsent.text + rest.text, self._unsent.reasoning + rest.reasoning)
+        return self._chunk(even_without_text=self._unsent_from < len(self.tokens))
 
-    def _chunk(self, visible: Visible, *, even_without_text: bool = False) -> list[Event]:
-        text, reasoning = visible
+    def _chunk(self, *, even_without_text: bool = False) -> list[Event]:
+        text, reasoning = self._unsent
         if not (text or reasoning or even_without_text):
             return []
         tokens, logprobs = tuple(self.tokens[self._unsent_from :]), tuple(self._unsent_logprobs)
         self._unsent_from = len(self.tokens)
         self._unsent_logprobs = []
+        self._unsent = NOTHING
         return [Chunk(self._index, text, tokens, logprobs, reasoning)]

@@ -32,19 +32,22 @@ class TextStream:
         self._stops = stops
         self._longest_stop = max(map(len, stops), default=0)
         self._held = ""
+        self._pushed = ""  # the answer's part of the last push
         self.stopped = False
 
     @property
     def in_reasoning(self) -> bool:
         return self._splitter is not None and self._splitter.inside
 
-    def forbid_reasoning(self) -> None:
-        """From now on everything is part of the answer."""
-        if self._splitter is not None:
-            self._splitter.forbid_blocks()
+    def begin_answer(self) -> bytes:
+        """From now on everything is part of the answer; return what of it the last push brought, shown or held back."""
+        held = "" if self._splitter is None else self._splitter.begin_answer()
+        cut_character, _ = self._decoder.getstate()
+        return (self._pushed + held).encode() + cut_character
 
     def push(self, data: bytes) -> Visible:
         """Return what may be shown now. After `stopped` is set, nothing more comes."""
+        self._pushed = ""
         return self._show(self._decoder.decode(data))
 
     def flush(self) -> Visible:
@@ -71,6 +74,7 @@ class TextStream:
         return Visible(text, reasoning)
 
     def _release(self, new: str) -> str:
+        self._pushed += new
         if self.stopped:
             return ""
         text = self._held + new

@@ -33,6 +33,7 @@ class Vocab:
     def __init__(self, table: TokenTable) -> None:
         self._table = table
         self._bytes: dict[int, bytes] = {}
+        self._tag_bytes: dict[Reasoning, dict[int, bytes]] = {}
 
     @property
     def size(self) -> int:
@@ -84,6 +85,12 @@ class Vocab:
         """Return the texts of the control tokens with which the tags are spelled; such tokens are invisible elsewhere."""
         if tags is None:
             return {}
+        known = self._tag_bytes.get(tags)
+        if known is None:  # a walk through all control tokens: once for a model's tags, not for each answer
+            known = self._tag_bytes[tags] = self._spelling(tags)
+        return known
+
+    def _spelling(self, tags: Reasoning) -> dict[int, bytes]:
         spelled = "\0".join((tags.start, *tags.ends))
         texts = ((token, self._table.text(token)) for token in self._special.control)
         return {token: text for token, text in texts if text and text.decode("utf-8", "replace") in spelled}
@@ -97,9 +104,10 @@ class Vocab:
 
     def least_tokens(self, prompt: Sequence[Text | Tokens]) -> int:
         """Return a number of tokens that the prompt has at least, without tokenising it."""
-        longest = self._longest_token_bytes
         return sum(
-            len(piece.ids) if isinstance(piece, Tokens) else len(piece.text.encode("utf-8", "replace")) // longest
+            len(piece.ids)
+            if isinstance(piece, Tokens)
+            else len(piece.text.encode("utf-8", "replace")) // self._longest_token_bytes
             for piece in prompt
         )
 

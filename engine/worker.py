@@ -40,8 +40,6 @@ from pinyon.engine.request import GenerateRequest, text_chars
 NATIVE_STACK_BYTES: Final = 256 << 20
 PROGRESS_STEP: Final = 0.02
 
-NEVER_STARTED: Final = Finished((FinishReason.CANCELLED,), Usage(0, 0), Timings(0.0, 0.0, 0.0), seed=None)
-
 Refused: TypeAlias = tuple[GenerateRequest, EngineError]
 """A request with what is wrong with it."""
 TextWork: TypeAlias = Generate | Tokenize | Detokenize
@@ -56,15 +54,15 @@ class Worker:
         self._texts: SimpleQueue[TextWork] = SimpleQueue()
         self._long_texts: SimpleQueue[TextWork] = SimpleQueue()
         self._commands: SimpleQueue[Prepared | Refused | Cancel] = SimpleQueue()
-        # Ids between main and engine thread. A cancel may overtake its request, which is then dropped when it comes.
-        self._preparing: set[str] = set()
+        # Requests between main and engine thread. A cancel may overtake its request, which is then dropped when it comes.
+        self._preparing: dict[str, GenerateRequest] = {}
         self._cancelled_early: Counter[str] = Counter()
 
     def receive(self, message: protocol.ToWorker) -> None:
         """Hand a message to the thread whose work it is. Called by the main thread."""
         match message:
             case Generate():
-                self._preparing.add(message.request.id)
+                self._preparing[message.request.id] = message.request
                 self._queue_for(message).put(message)
             case Tokenize() | Detokenize():
                 self._queue_for(message).put(message)
@@ -133,16 +131,16 @@ class Worker:
 
     def _obey(self, engine: Engine, command: Prepared | Refused | Cancel) -> list[Emitted]:
         if isinstance(command, Cancel):
-            if command.request_id in self._preparing:
-                self._preparing.discard(command.request_id)
-                self._cancelled_early[command.request_id] += 1
-                return [(command.request_id, NEVER_STARTED)]
+            request = self._preparing.pop(command.request_id, None)
+            if request is not None:
+                self._cancelled_early[request.id] += 1
+                return [(request.id, _never_started(request))]
             return engine.cancel(command.request_id)
         request = command[0]
         if request.id in self._cancelled_early:
             self._cancelled_early -= Counter([request.id])
             return []
-        self._preparing.discard(request.id)
+        self._preparing.pop(request.id, None)
         if isinstance(command, Prepared):
             return engine.submit(command)
         return [(request.id, command[1].as_event())]
@@ -150,6 +148,10 @@ class Worker:
     def _send_events(self, events: list[Emitted]) -> None:
         if events:
             self._send(protocol.Events(tuple(events)))
+
+
+def _never_started(request: GenerateRequest) -> Finished:
+    return Finished((FinishReason.CANCELLED,) * request.n, Usage(0, 0), Timings(0.0, 0.0, 0.0), seed=None)
 
 
 def _chars(work: TextWork) -> int:

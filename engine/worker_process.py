@@ -173,6 +173,9 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.SubprocessTransport), "made by subprocess_exec"
         self._transport = transport
+        pipe = transport.get_pipe_transport(1)
+        assert pipe is not None, "spawned with pipes"
+        pipe.set_protocol(_AtOnce(pipe.get_protocol(), self.pipe_data_received))
 
     def pipe_data_received(self, _fd: int, data: bytes) -> None:
         try:
@@ -233,6 +236,20 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     def _cause(self) -> str:
         """Say how the process ended and what it said last. Must not fail: every stream waits for its last event."""
         return f"{self._fault}{_exit_text(self._transport.get_returncode())}; its log {_last_line(self._log)}"
+
+
+class _AtOnce(asyncio.Protocol):
+    """Hands on what a pipe of a subprocess brings; asyncio's own protocol does so one turn of its loop later."""
+
+    def __init__(self, usual: asyncio.BaseProtocol, take: Callable[[int, bytes], None]) -> None:
+        self._usual = usual
+        self._take = take
+
+    def data_received(self, data: bytes) -> None:
+        self._take(1, data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._usual.connection_lost(error)
 
 
 def _last_line(log: BinaryIO) -> str:

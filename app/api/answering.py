@@ -134,14 +134,15 @@ def _ended_early() -> ApiError:
 
 async def all_accepted(door: Door, model: LoadedModel, asks: Sequence[Ask]) -> list[OpenAnswer]:
     """Return the answers to several asks; where one is refused, none goes on."""
-    async with contextlib.AsyncExitStack() as to_close:
-        answers = []
-        for ask in asks:
-            answer = await accepted(door, model, ask)
-            to_close.push_async_callback(answer.close)
-            answers.append(answer)
-        to_close.pop_all()
-    return answers
+    accepting = [asyncio.ensure_future(accepted(door, model, ask)) for ask in asks]
+    try:
+        return list(await asyncio.gather(*accepting))
+    except BaseException:
+        for task in accepting:
+            task.cancel()
+        results = await asyncio.gather(*accepting, return_exceptions=True)
+        await close_all([result for result in results if isinstance(result, OpenAnswer)])
+        raise
 
 
 async def close_all(answers: Sequence[OpenAnswer]) -> None:
@@ -169,6 +170,10 @@ async def telling_failure(*answers: OpenAnswer) -> AsyncIterator[Failure]:
 
 async def merged(answers: Sequence[OpenAnswer]) -> AsyncGenerator[tuple[int, Chunk | Finished]]:
     """Yield the chunks and ends of several answers as they come, each with its answer's number. Raises ApiError."""
+    if len(answers) == 1:  # needs no task of its own, whose wake-ups would cost a small model speed
+        async for event in answers[0].chunks():
+            yield 0, event
+        return
     queue: asyncio.Queue[tuple[int, Chunk | Finished | Exception]] = asyncio.Queue()
 
     async def pump(number: int, answer: OpenAnswer) -> None:
@@ -182,11 +187,11 @@ async def merged(answers: Sequence[OpenAnswer]) -> AsyncGenerator[tuple[int, Chu
     ended = 0
     try:
         while ended < len(answers):
-            number, event = await queue.get()
-            if isinstance(event, Exception):
-                raise event
-            ended += isinstance(event, Finished)
-            yield number, event
+            number, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            ended += isinstance(item, Finished)
+            yield number, item
     finally:
         for task in pumps:
             task.cancel()

@@ -14,10 +14,9 @@ from pinyon.app.api.door import Door, door_of
 from pinyon.app.api.errors import invalid
 from pinyon.app.api.fields import Fields, SamplingFields, TokenCount, checked, documented, json_body
 from pinyon.app.api.logprobs import ChatLogprobs, chat_logprobs
-from pinyon.app.api.messages import ChatMessage
+from pinyon.app.api.messages import Messages
 from pinyon.app.api.sse import DONE, Stream, data_event, until_disconnect
 from pinyon.app.ask import Ask, Chat
-from pinyon.app.limits import MAX_MESSAGES
 from pinyon.engine import grammar
 from pinyon.engine.events import Chunk, Finished
 from pinyon.engine.grammar import Grammar
@@ -37,6 +36,10 @@ class ResponseFormat(Fields):
     json_schema: JsonSchema | None = None
 
     def as_grammar(self) -> Grammar | None:
+        if self.type == "json_object" and "schema" in (self.model_extra or {}):
+            raise invalid(
+                "response_format.schema", "a schema needs the type json_schema, and stands in json_schema.schema"
+            )
         if self.type == "json_object":
             return grammar.json_object()
         if self.type == "text":
@@ -49,6 +52,7 @@ class ResponseFormat(Fields):
 
 class ChatRequest(SamplingFields):
     refused: ClassVar[dict[str, str]] = {
+        **SamplingFields.refused,
         "tools": "tools are not supported yet",
         "functions": "tools are not supported yet",
         "prompt_embeds": "embeddings as a prompt are not supported",
@@ -56,7 +60,7 @@ class ChatRequest(SamplingFields):
         "best_of": "best_of is not supported: ask for n",
     }
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Messages
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None

@@ -21,11 +21,11 @@ from pinyon.app.api.answering import (
 )
 from pinyon.app.api.door import Door, door_of
 from pinyon.app.api.errors import invalid
-from pinyon.app.api.fields import SamplingFields, documented, json_body
+from pinyon.app.api.fields import SamplingFields, bounded, documented, json_body
 from pinyon.app.api.logprobs import TextLogprobs, text_logprobs
 from pinyon.app.api.sse import DONE, Stream, data_event, until_disconnect
 from pinyon.app.ask import Ask, RawText, RawTokens
-from pinyon.app.limits import MAX_PROMPTS
+from pinyon.app.limits import MAX_PROMPT_TOKENS, MAX_PROMPTS
 from pinyon.app.service import LoadedModel
 from pinyon.engine.events import Chunk, Finished, Usage
 from pinyon.engine.request import MAX_TOP_LOGPROBS
@@ -36,12 +36,14 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this route; a chat goes on until it ends."""
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Tokens = Annotated[list[TokenId], Field(min_length=1)]
-Many = Field(min_length=1, max_length=MAX_PROMPTS)
+Tokens = Annotated[list[TokenId], bounded(MAX_PROMPT_TOKENS, 1)]
+Many = bounded(MAX_PROMPTS, 1)
 
 
 class CompletionRequest(SamplingFields):
     refused: ClassVar[dict[str, str]] = {
+        **SamplingFields.refused,
+        "response_format": "this route shapes an answer by regex or grammar; a chat takes response_format",
         "suffix": "text after the gap is not supported yet",
         "best_of": "best_of is not supported: ask for n",
         "prompt_embeds": "embeddings as a prompt are not supported",

@@ -26,6 +26,7 @@ class GuardedConnection(H11Protocol):
     header_bytes = limits.HEADER_BYTES
     receive_s = limits.RECEIVE_S
     blocked_write_s = limits.BLOCKED_WRITE_S
+    keep_alive_s = limits.KEEP_ALIVE_S
     linger_s = limits.LINGER_S
 
     def __init__(
@@ -37,12 +38,15 @@ class GuardedConnection(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.conn = h11.Connection(h11.SERVER, self.header_bytes)
+        self.timeout_keep_alive = self.keep_alive_s
         self._surplus = False
         self._refused = False
         self._receiving = False
         """Whether a request has begun to arrive and is not whole."""
         self._receive_deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
+        self._unread_bytes = 0
+        """What the kernel had not taken when the write deadline was set."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -89,7 +93,7 @@ class GuardedConnection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_deadline = self.loop.call_later(self.blocked_write_s, self.transport.abort)
+        self._set_write_deadline()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -102,6 +106,13 @@ class GuardedConnection(H11Protocol):
     def _receive_deadline_passed(self) -> None:
         if self._receiving and not self._refused:
             self._refuse(_late(self.receive_s))
+        else:
+            self.transport.abort()
+
+    def _write_deadline_passed(self) -> None:
+        """A peer that reads, if slowly, may go on: to resume, all must have been taken, which can last for minutes."""
+        if self.transport.get_write_buffer_size() < self._unread_bytes:
+            self._set_write_deadline()
         else:
             self.transport.abort()
 
@@ -129,6 +140,10 @@ class GuardedConnection(H11Protocol):
         if self._receive_deadline is not None:
             self._receive_deadline.cancel()
             self._receive_deadline = None
+
+    def _set_write_deadline(self) -> None:
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._write_deadline = self.loop.call_later(self.blocked_write_s, self._write_deadline_passed)
 
     def _clear_write_deadline(self) -> None:
         if self._write_deadline is not None:

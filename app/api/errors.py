@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -36,6 +37,8 @@ _HIDDEN: Final = {
 }
 """What is said instead of messages that may quote paths."""
 _BRANCHES: Final = {"str", "bool"}
+MANY_FAULTS: Final = 2048
+"""Past so many none is told: pydantic tells only all of them at once, an object each."""
 MAX_NAME_CHARS: Final = 40
 """Keys of a client's own objects can stand in a field's name, and be of any length."""
 
@@ -154,7 +157,7 @@ def _(error: TemplateTooExpensiveError) -> ApiError:
 @of_exception.register
 def _(error: HTTPException) -> ApiError:
     known = {
-        HTTPStatus.NOT_FOUND: "there is no such route",
+        HTTPStatus.NOT_FOUND: "there is no such route: this server has OpenAI's API under /v1, for example /v1/chat/completions; /docs tells the rest",
         HTTPStatus.METHOD_NOT_ALLOWED: "the route does not take this method",
     }
     status = HTTPStatus(error.status_code)
@@ -171,9 +174,9 @@ def _(error: RequestValidationError) -> ApiError:
 @of_exception.register
 def _(error: ValidationError) -> ApiError:
     """Tell one fault that pydantic found, by the name of its field: the deepest, which is in the branch of a union that was meant."""
-    found = max(
-        error.errors(include_url=False, include_context=False, include_input=False), key=lambda e: len(e["loc"])
-    )
+    if (count := error.error_count()) > MANY_FAULTS:
+        return ApiError(HTTPStatus.BAD_REQUEST, f"the body: {count:,} of its values are wrong", "invalid_value")
+    found = max(error.errors(include_url=False, include_context=False, include_input=False), key=_depth)
     if found["type"] == "json_invalid":
         return ApiError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {found['msg']}", "invalid_json")
     # Names of union branches stand in the path too; they are no fields.
@@ -181,6 +184,11 @@ def _(error: ValidationError) -> ApiError:
     param = ".".join(str(name)[:MAX_NAME_CHARS] for name in names)
     message = found["msg"].removeprefix("Value error, ")
     return ApiError(HTTPStatus.BAD_REQUEST, f"{param or 'the body'}: {message}", "invalid_value", param or None)
+
+
+def _depth(found: ErrorDetails) -> tuple[int, bool]:
+    """At the same depth, a branch that was of the right type was meant."""
+    return len(found["loc"]), not found["type"].endswith("_type")
 
 
 async def handle(_request: Request, error: Exception) -> Response:

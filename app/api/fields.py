@@ -4,6 +4,9 @@ Types are strict: "2" is no number. None is the same as absent, zero is a value.
 and listed in the answer; one that is known and cannot be served yet is refused, so that nobody waits for an effect.
 """
 
+import contextlib
+import gc
+import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import chain
 from typing import Annotated, ClassVar, Self, TypeVar
@@ -14,15 +17,22 @@ from starlette.requests import Request
 
 from pinyon.app.api.errors import invalid
 from pinyon.app.ask import SamplingChoice
-from pinyon.app.limits import MAX_CHOICES, MAX_USER_STOPS
+from pinyon.app.limits import MAX_CHOICES, MAX_MODEL_NAME_CHARS, MAX_USER_STOPS
 from pinyon.engine import grammar
 from pinyon.engine.errors import InvalidRequestError
 from pinyon.engine.grammar import Grammar
 from pinyon.engine.request import MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_TOKENS, MIN_DIVISOR, SEED_LIMIT
 
-GBNF_SIGN = "::="
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)  # not inside a literal of Lark
 DIGITS = "^[0-9]{1,9}$"
 
+
+def bounded(most: int, least: int | None = None) -> object:
+    """Return how long a list may be. Its first wrong item ends its validation: an error costs far more than an item."""
+    return Field(min_length=least, max_length=most, fail_fast=True)
+
+
+ModelName = Annotated[str, Field(max_length=MAX_MODEL_NAME_CHARS)]
 TokenCount = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -54,15 +64,18 @@ class StreamOptions(Fields):
 class SamplingFields(Fields):
     """What a client may ask about the answer, whatever the prompt is."""
 
-    refused: ClassVar[dict[str, str]] = {}
+    refused: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "json_schema"),
+        "an answer is shaped by response_format, regex or grammar here",
+    )
     """Fields of the API that are not served yet, and why; a value that asks for nothing (null, false, empty) is let pass."""
 
-    model: Annotated[str, Field(max_length=512)] | None = None
+    model: ModelName | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: TokenCount | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], bounded(MAX_USER_STOPS)] | None = None
     seed: Annotated[int, Field(ge=0, lt=SEED_LIMIT - 1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Share | None = None
@@ -73,11 +86,7 @@ class SamplingFields(Fields):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: (
-        Annotated[
-            dict[Annotated[str, StringConstraints(pattern=DIGITS)], Annotated[float, Field(ge=-100, le=100)]],
-            Field(max_length=MAX_LOGIT_BIAS),
-        ]
-        | None
+        dict[Annotated[str, StringConstraints(pattern=DIGITS)], Annotated[float, Field(ge=-100, le=100)]] | None
     ) = None
     user: str | None = None
     regex: str | None = None
@@ -87,13 +96,18 @@ class SamplingFields(Fields):
     @classmethod
     def _usable_stops(cls, stop: str | list[str] | None) -> str | list[str] | None:
         stops = [stop] if isinstance(stop, str) else stop or []
-        if len(stops) > MAX_USER_STOPS:
-            raise ValueError(f"there are {len(stops):,} strings, the limit is {MAX_USER_STOPS}")
         for text in stops:
             size = len(text.encode("utf-8", "surrogatepass"))
             if not 0 < size <= MAX_STOP_BYTES or "\0" in text:
                 raise ValueError(f"each string has 1 to {MAX_STOP_BYTES} bytes and no NUL; one has {size:,} bytes")
         return stop
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _few_biases(cls, bias: object) -> object:
+        if isinstance(bias, dict) and len(bias) > MAX_LOGIT_BIAS:
+            raise ValueError(f"there are {len(bias):,} tokens, the limit is {MAX_LOGIT_BIAS:,}")
+        return bias
 
     @model_validator(mode="after")
     def _asks_for_nothing_refused(self) -> Self:
@@ -137,7 +151,7 @@ class SamplingFields(Fields):
             source = self.grammar
             yield (
                 "grammar",
-                checked("grammar", lambda: grammar.gbnf(source) if GBNF_SIGN in source else grammar.lark(source)),
+                checked("grammar", lambda: (grammar.gbnf if _GBNF_RULE.search(source) else grammar.lark)(source)),
             )
 
     def only_grammar(self) -> Grammar | None:
@@ -155,9 +169,25 @@ def json_body(model: type[FieldsT]) -> Callable[[Request], Awaitable[FieldsT]]:
     """Return what reads a request's body as such an object, whatever its content type; it raises pydantic's ValidationError."""
 
     async def parse(request: Request) -> FieldsT:
-        return model.model_validate_json(await request.body())
+        body = await request.body()
+        with _no_collection():
+            return model.model_validate_json(body)
 
     return parse
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector off. It would look again and again at the objects of a large body, none of which is garbage,
+    for four times as long as the parser takes; and no other thread runs meanwhile, as the parser keeps the interpreter's lock.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def checked(param: str, make: Callable[[], Grammar]) -> Grammar:

@@ -30,7 +30,7 @@ _OWN_HEADERS = {b"access-control-allow-origin", *dict(ANSWER_HEADERS)}  # CORS i
 
 _HOST = re.compile(rb"(?P<name>\[[0-9a-f:.]+\]|[^\s:\[\]@/]+)(?::[0-9]{1,5})?", re.IGNORECASE)
 _HOST_NAME = re.compile(r"\[[0-9a-f:.]+\]|[a-z0-9_](?:[a-z0-9._-]*[a-z0-9_])?")
-_ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^\s/?#*A-Z]*")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#*A-Z]+")
 _LENGTH = re.compile(rb"[0-9]{1,20}")
 _JSON_TYPE = re.compile(rb"application/(?:json|[!-~]+\+json)")
 # What the SDKs of this API's dialects send from a browser.
@@ -133,7 +133,9 @@ class Guard:
         origins = head.values(b"origin")
         if origins and self._allowed_origin(head) is None:
             value = shown(b", ".join(origins))
-            message = f"pages of the origin {value} may not use this server; to let them, start it with --allow-origin {value}"
+            message = f"pages of the origin {value} may not use this server"
+            if len(origins) == 1 and _ORIGIN.fullmatch(origins[0].decode("latin-1")):
+                message += f"; to let them, start it with --allow-origin {value}"
             return Refusal(403, "origin_not_allowed", message)
         if not origins and head.is_cross_site and not head.is_navigation:
             message = (
@@ -323,6 +325,11 @@ def _checked_host(host: str) -> str:
 def _checked_origin(origin: str) -> str:
     if origin == "*":
         raise UsageError("--allow-origin *: that would open the server to every page; name each origin")
+    if origin in {"null", "file://"}:
+        raise UsageError(
+            f"--allow-origin {origin}: that would open the server to every page, as any can have a frame of this origin, and to "
+            "every local file; serve the page at http://localhost and name that origin"
+        )
     if not _ORIGIN.fullmatch(origin):
         raise UsageError(
             f"--allow-origin {origin}: give an origin as browsers send it, like https://app.example or "

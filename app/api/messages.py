@@ -1,11 +1,12 @@
 """OpenAI's messages to the ones that chat templates know."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import JsonValue
+from pydantic import AfterValidator, JsonValue
 
 from pinyon.app.api.errors import invalid
-from pinyon.app.api.fields import Fields
+from pinyon.app.api.fields import Fields, bounded
+from pinyon.app.limits import MAX_MESSAGES, MAX_PARTS, MAX_TOOL_CALLS
 from pinyon.models.chat_template import Message, Role
 
 _ROLES: dict[str, Role] = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
@@ -29,9 +30,9 @@ class Part(Fields):
 
 class ChatMessage(Fields):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], bounded(MAX_PARTS)] | None = None
     name: str | None = None
-    tool_calls: list[JsonValue] | None = None
+    tool_calls: Annotated[list[JsonValue], bounded(MAX_TOOL_CALLS)] | None = None
 
     def as_message(self, place: str) -> Message:
         """Return the message as templates take it: one text, and the roles that they know.
@@ -54,3 +55,13 @@ class ChatMessage(Fields):
                 raise invalid(f"{place}.content.{index}", f"{why}; this one has the type {part.type[:40]!r}")
             texts.append(part.shown)
         return "\n".join(texts)
+
+
+def _few_parts(messages: list[ChatMessage]) -> list[ChatMessage]:
+    parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
+    if parts > MAX_PARTS:
+        raise ValueError(f"they have {parts:,} content parts, the limit is {MAX_PARTS:,}")
+    return messages
+
+
+Messages = Annotated[list[ChatMessage], bounded(MAX_MESSAGES, 1), AfterValidator(_few_parts)]

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from pinyon.app.api.door import Door
 from pinyon.engine.client import EngineState
-from pinyon.engine.events import Failed, Finished
+from pinyon.engine.events import Finished
 
 router = APIRouter()
 
@@ -42,21 +42,18 @@ class Metrics:
             registry=registry,
         )
 
-    def ended(self, last: Finished | Failed | None) -> None:
+    def ended(self, outcome: str, finished: Finished | None) -> None:
         """As door.Meters."""
-        match last:
-            case None:
-                self._requests.labels("left").inc()
-            case Failed(kind=kind):
-                self._requests.labels(str(kind)).inc()
-            case Finished(reasons=reasons, usage=usage, timings=timings):
-                self._requests.labels(str(reasons[0])).inc()
-                self._prompt.inc(usage.prompt_tokens)
-                self._generated.inc(usage.completion_tokens)
-                self._queue.observe(timings.queue_s)
-                self._first.observe(timings.queue_s + timings.prefill_s)
-                if (later := usage.completion_tokens // len(reasons) - 1) > 0:
-                    self._token.observe(timings.decode_s / later)
+        self._requests.labels(outcome).inc()
+        if finished is None:
+            return
+        usage, timings = finished.usage, finished.timings
+        self._prompt.inc(usage.prompt_tokens)
+        self._generated.inc(usage.completion_tokens)
+        self._queue.observe(timings.queue_s)
+        self._first.observe(timings.queue_s + timings.prefill_s)
+        if (later := usage.completion_tokens // len(finished.reasons) - 1) > 0:
+            self._token.observe(timings.decode_s / later)
 
 
 class DoorCollector(Collector):

@@ -19,7 +19,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from pinyon.app import wire
-from pinyon.app.api.door import Door, door_of
+from pinyon.app.api.door import Door, door_of, shutting_down
 from pinyon.app.api.errors import ApiError, invalid, of_exception
 from pinyon.app.api.sse import Stream
 from pinyon.app.errors import AppError, ServerError, ShuttingDownError
@@ -100,7 +100,7 @@ def _door(request: Request) -> Door:
 def _open_door(request: Request) -> Door:
     door = _door(request)
     if door.is_draining:
-        raise ShuttingDownError("the server is shutting down and takes no new requests")
+        raise shutting_down()
     return door
 
 
@@ -129,10 +129,7 @@ async def _loading(door: Door, wanted: wire.Load) -> AsyncGenerator[wire.FromSer
 
 async def _loaded(door: Door, wanted: wire.Load, on_progress: Callable[[float], None]) -> LoadedModel:
     """Load with the server's own settings; then see whether that will do."""
-    if wanted.path is None:
-        model = await door.model(None, on_progress)
-    else:
-        model = await door.service.load(os.fsdecode(wanted.path), on_progress=on_progress)
+    model = await door.load(None if wanted.path is None else os.fsdecode(wanted.path), on_progress)
     if wanted.context_tokens is not None and wanted.context_tokens > model.context_tokens:
         raise DoesNotFitError(
             f"a context of {wanted.context_tokens:,} tokens is asked for; the running server has loaded {model.name} with "
@@ -142,7 +139,7 @@ async def _loaded(door: Door, wanted: wire.Load, on_progress: Callable[[float], 
 
 
 async def _events(door: Door, wanted: wire.Generate) -> AsyncGenerator[Event]:
-    model = await door.service.load(os.fsdecode(wanted.path))
+    model = await door.load(os.fsdecode(wanted.path))
     async with contextlib.aclosing(door.events(model, wanted.ask)) as events:
         async for event in events:
             if isinstance(event, Finished) and door.is_draining and FinishReason.CANCELLED in event.reasons:

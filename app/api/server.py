@@ -27,7 +27,6 @@ from pinyon.app.api.door import Door
 from pinyon.app.api.guard import Guard, GuardRules
 from pinyon.app.api.metrics import Metrics
 from pinyon.app.api.reach import bracketed, is_loopback, is_wildcard, read_or_create_token, require_token
-from pinyon.app.default_model import default_model
 from pinyon.app.errors import ServerError
 from pinyon.app.limits import SHUTDOWN_GRACE_S
 from pinyon.app.running import ServerFile, data_folder_held, published
@@ -43,10 +42,11 @@ BACKLOG: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Where to listen, and whom to let in."""
+    """Where to listen, which model to serve (None leaves it to the first request), and whom to let in."""
 
     host: str
     port: int
+    model: str | None = None
     token_file: Path | None = None
     allow_hosts: tuple[str, ...] = ()
     allow_origins: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ async def serve(options: ServeOptions, folders: Folders, settings: Settings, pre
         me = ServerFile(_own_url(options.host, listener), os.getpid(), secrets.token_hex(32), token_file)
         stack.enter_context(published(folders, me))
         metrics = Metrics()
-        door = Door(service, lambda: default_model(service.store, settings), metrics)
+        door = Door(service, options.model, settings, metrics)
         app = make_app(door, metrics.registry, me.nonce, with_docs=is_loopback(options.host))
         port = listener.getsockname()[1]
         await _run(_Server.of(Guard(app, rules)), listener, door, prepare(service, port))

@@ -4,29 +4,26 @@ from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends, Request
-from pydantic import Field
 from starlette.responses import Response
 
 from pinyon.app.api.completions import TokenId
 from pinyon.app.api.door import Door, door_of
 from pinyon.app.api.errors import invalid
-from pinyon.app.api.fields import Fields, documented, json_body
-from pinyon.app.api.messages import ChatMessage
+from pinyon.app.api.fields import Fields, ModelName, bounded, documented, json_body
+from pinyon.app.api.messages import Messages
 from pinyon.app.api.sse import until_disconnect
 from pinyon.app.ask import Chat, Prompt, RawText
-from pinyon.app.limits import MAX_MESSAGES
+from pinyon.app.limits import MAX_PROMPT_TOKENS
 
 router = APIRouter()
-
-ModelName = Annotated[str, Field(max_length=512)] | None
 
 
 class TokenizeRequest(Fields):
     """Either a text, or messages that the model's chat template makes a text of."""
 
-    model: ModelName = None
+    model: ModelName | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: Messages | None = None
 
     def as_prompt(self) -> Prompt:
         if (self.prompt is None) == (self.messages is None):
@@ -37,8 +34,8 @@ class TokenizeRequest(Fields):
 
 
 class DetokenizeRequest(Fields):
-    model: ModelName = None
-    tokens: list[TokenId]
+    model: ModelName | None = None
+    tokens: Annotated[list[TokenId], bounded(MAX_PROMPT_TOKENS)]
 
 
 class TokenList(msgspec.Struct, frozen=True):
@@ -73,7 +70,11 @@ async def detokenize(
     request: Request, body: Annotated[DetokenizeRequest, Depends(json_body(DetokenizeRequest))]
 ) -> Response:
     """Return the visible text of tokens; control tokens have none."""
-    model = await door_of(request).model(body.model)
+    return await until_disconnect(request.receive, _detokenize(door_of(request), body))
+
+
+async def _detokenize(door: Door, body: DetokenizeRequest) -> Response:
+    model = await door.model(body.model)
     return _json(DetokenizedText(model.name, await model.detokenize(tuple(body.tokens))))
 
 

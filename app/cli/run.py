@@ -168,7 +168,8 @@ async def _loaded(stack: contextlib.AsyncExitStack, wish: _Wish, on_progress: Ca
         from pinyon.app.remote import find_server  # noqa: PLC0415  an HTTP client takes 0.07 s to import
 
         if (server := await find_server(wish.folders)) is not None:
-            path = None if wish.model is None else store.resolve(wish.model).path
+            name = wish.model or wish.settings.model
+            path = None if name is None else store.resolve(name).path
             return await server.load(path, wish.context, on_progress)
     from pinyon.app.service import Service  # noqa: PLC0415  a command that attaches starts without it
 

@@ -61,6 +61,7 @@ def command(
         store.resolve(model)
 
     async def prepare(service: Service, port: int) -> None:
+        print(describe_reach(host, port), file=sys.stderr, flush=True)
         line = "The model that a request names is loaded with it."
         if preload:
             name = default_model(store, settings)
@@ -69,6 +70,7 @@ def command(
             line = f"{loaded.name} is loaded, with a context of {loaded.context_tokens:,} tokens."
         elif settings.model is not None:
             line = f"{settings.model} is loaded with the first request."
-        print(f"{describe_reach(host, port)}\n{line}\nCtrl+C or `pinyon stop` ends it.", file=sys.stderr, flush=True)
+        print(f"{line}\nCtrl+C or `pinyon stop` ends it.", file=sys.stderr, flush=True)
 
-    asyncio.run(serve(ServeOptions(host, port, token_file, allow_host, allow_origin), folders, settings, prepare))
+    options = ServeOptions(host, port, settings.model, token_file, allow_host, allow_origin)
+    asyncio.run(serve(options, folders, settings, prepare))

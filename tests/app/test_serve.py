@@ -154,7 +154,7 @@ def test_a_larger_context_than_the_server_s_is_refused_with_both_numbers(home, s
 def test_another_model_is_refused_with_the_commands_that_help(home, server, tmp_path):
     other = write_tiny_llama(tmp_path / "other model.gguf", seed=1)
     commands = ["pinyon stop", f"pinyon serve --model '{other}'"]
-    assert_refused(pinyon(home, "run", "-m", other, "x"), 3, "tiny is loaded", *commands)
+    assert_refused(pinyon(home, "run", "-m", other, "x"), 3, "tiny is served", *commands)
 
 
 def test_the_second_server_is_told_who_the_first_is(home, server):

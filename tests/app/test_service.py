@@ -96,7 +96,7 @@ async def test_an_end_token_other_than_eos_ends_the_answer(service, tmp_path):
 async def test_one_model_at_a_time(service, tiny, tmp_path):
     await service.load(str(tiny))
     other = write_tiny_llama(tmp_path / "other.gguf", seed=1)
-    with pytest.raises(ModelSlotError, match="is loaded"):
+    with pytest.raises(ModelSlotError, match="is served"):
         await service.load(str(other))
     assert (await service.load(str(tiny))).info.context_tokens == 256
 
@@ -254,7 +254,7 @@ async def test_the_same_model_answers_after_its_worker_was_killed(service, tiny)
     model = await service.load(str(tiny))
     await events_of(model, user("x", max_tokens=1))
     pid = await model._engine.pid()
-    stream = model.generate(user("x"))
+    stream = model.generate(user("x", grammar=grammar.regex("x{200}")))  # so that it does not end sooner
     await anext(stream)
     os.kill(pid, signal.SIGKILL)
     *_, last = [event async for event in stream]
@@ -315,3 +315,20 @@ async def test_smollm2_answers_a_question(service, smollm2):
     events = await events_of(model, ask)
     assert "4" in text_of(events)
     assert end_of(events).reasons == (FinishReason.STOP,)
+
+
+async def test_a_load_that_fails_gives_its_place_back_although_nobody_waits(service, tiny, tmp_path):
+    waiting = asyncio.create_task(service.load(str(tiny), 10**8))
+    while service._slot is None:
+        await asyncio.sleep(0)
+    waiting.cancel()
+    other = write_tiny_llama(tmp_path / "other.gguf")
+    while service._slot is not None:
+        await asyncio.sleep(0.01)
+    assert (await service.load(str(other))).context_tokens == 256
+
+
+async def test_everyone_who_waits_for_a_load_is_told_how_far_it_is(service, tiny):
+    told = [[], []]
+    await asyncio.gather(*(service.load(str(tiny), on_progress=heard.append) for heard in told))
+    assert told[0] == told[1] != []

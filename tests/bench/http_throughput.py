@@ -98,7 +98,7 @@ def figures(ours: Side, theirs: Side) -> dict[str, object]:
 
 
 def main() -> None:
-    arguments = parse_arguments(__doc__, rounds=25, peer="llama-server of llama.cpp")
+    arguments = parse_arguments(__doc__, rounds=15, peer="llama-server of llama.cpp")
     threads = usable_threads()
     with (
         tempfile.TemporaryDirectory() as home,

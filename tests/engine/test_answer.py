@@ -199,6 +199,19 @@ def test_a_tag_inside_a_constrained_answer_is_its_text():
     assert texts(run(says("x"), ask("a", grammar=literal, reasoning=THINK))) == [(literal.source, "")]
 
 
+def test_a_grammar_is_compiled_once_for_all_choices(monkeypatch):
+    engine, *_ = make_engine(says("x"))
+    compiled = []
+    compile_grammar = engine._compile_grammar
+    monkeypatch.setattr(
+        engine, "_compile_grammar", lambda grammar: compiled.append(grammar) or compile_grammar(grammar)
+    )
+    constraints = engine.prepare(ask("a", grammar=JSON, n=3)).constraints
+    assert (compiled, len({id(constraint) for constraint in constraints})) == ([JSON], 3)
+    for constraint in constraints:
+        constraint.close()
+
+
 def test_every_choice_has_a_grammar_of_its_own():
     events = run(hashed_logits, ask("a", sampling=SAMPLED, grammar=JSON, n=3))
     assert texts(events, 3) == [(JSON.source, "")] * 3

@@ -63,6 +63,16 @@ def test_control_tokens_are_never_reached_through_their_spelling() -> None:
     assert allowed(started(lark('start: "<s>"'))) == {ord("<")}
 
 
+def test_a_copy_goes_its_own_way() -> None:
+    first = started(regex("(a|b)c"))
+    second = first.copy()
+    first.accept(ord("a"))
+    assert (allowed(first), allowed(second)) == ({ord("c")}, {ord("a"), ord("b")})
+    first.close()
+    second.accept(ord("b"))
+    assert allowed(second) == {ord("c")}
+
+
 def test_several_answers_follow_one_grammar_independently() -> None:
     first, second = started(regex("abc"), "a"), started(regex("abc"), "ab")
     assert (allowed(first), allowed(second)) == ({ord("b")}, {ord("c")})
@@ -89,9 +99,18 @@ def test_text_is_accepted_wherever_it_stands() -> None:
 
 def test_a_dead_end_is_an_error_and_no_end_of_the_answer() -> None:
     constraint = started(lark('start: "a" x\nx: x "b"'), "a")
-    with pytest.raises(NativeError, match="cannot be completed"):
+    with pytest.raises(InvalidRequestError, match="cannot be completed: correct the grammar") as caught:
         allowed(constraint)
+    assert caught.value.param == "grammar"
     assert not constraint.is_complete
+
+
+def test_a_limit_that_the_grammar_runs_into_is_the_client_s_to_mend() -> None:
+    ways = " | ".join(" ".join("x" * count) for count in range(2, 25))
+    constraint = COMPILER.compile(lark(f'start: x\nx: "a" | {ways}'))
+    with pytest.raises(InvalidRequestError, match="too complex: simplify the grammar") as caught:
+        constraint.accept_text(b"a" * 50)
+    assert caught.value.param == "grammar"
 
 
 @pytest.mark.parametrize("source", ["start: x\nx: y\ny: x", 'start: x\nx: x "a"'])

@@ -176,6 +176,13 @@ def test_a_huge_prompt_is_refused_without_being_tokenised(monkeypatch):
         engine.prepare(ask("a", "x" * (5000 * len("<|im_end|>"))))
 
 
+def test_too_many_prompt_tokens_are_refused_before_anything_looks_at_them(monkeypatch):
+    engine = make_engine(cells=CONTEXT)[0]
+    monkeypatch.setattr(GenerateRequest, "checked", lambda *_args: pytest.fail("checked"))
+    with pytest.raises(ContextOverflowError, match="at least 100 tokens"):
+        engine.prepare(GenerateRequest("a", (Tokens((10**9,) * CONTEXT),)))
+
+
 def test_bos_counts_towards_the_context():
     with pytest.raises(ContextOverflowError):
         make_engine(cells=CONTEXT, adds_bos=True)[0].prepare(ask("a", "x" * (CONTEXT - 1)))

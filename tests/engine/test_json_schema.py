@@ -360,4 +360,30 @@ def test_answers_to_any_schema_are_valid_or_it_is_refused(schema: object, seed: 
         assume(False)
     for offset in range(3):
         answer = random_answer(grammar, seed + offset, max_tokens=120)
-        assert answer is None or is_valid(schema, answer), answer
+        try:
+            assert answer is None or is_valid(schema, answer), answer
+        except RecursionError:  # the validator follows a schema that is an alternative of itself for ever
+            assume(False)
+
+
+def tagged(*tags: object) -> dict[str, object]:
+    """A union of objects that are told apart by `kind`, by reference, as pydantic writes it."""
+    kinds = {
+        f"K{number}": {"type": "object", "properties": {"kind": tag, "n": {"type": "integer"}}, "required": ["kind"]}
+        for number, tag in enumerate(tags)
+    }
+    return {"$defs": kinds, "oneOf": [{"$ref": f"#/$defs/{name}"} for name in kinds]}
+
+
+def test_a_union_told_apart_by_a_constant_is_enforced() -> None:
+    schema = tagged({"const": "cat"}, {"enum": ["dog", "wolf"]})
+    constraint = json_schema(schema)
+    for seed in range(8):
+        assert is_valid(schema, random_answer(constraint, seed))
+    assert accepts(constraint, '{"kind": "wolf", "n": 1}')
+    assert not accepts(constraint, '{"kind": "cow"}')
+
+
+@pytest.mark.parametrize("tags", [({"const": "cat"}, {"const": "cat"}), ({"const": "cat"}, {"type": "string"})])
+def test_alternatives_that_overlap_stay_exclusive(tags: tuple[object, ...]) -> None:
+    assert "oneOf" in enforceable(tagged(*tags))

@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
-from fakes import BOS, END_OF_TURN, EOS, USER_TAG, ByteTable, text_of, tokens_of
+from fakes import BOS, END_OF_TURN, EOS, USER_TAG, ByteTable, LiteralConstraint, text_of, tokens_of
 
 from pinyon.engine.answer import Answer
 from pinyon.engine.errors import NativeError
 from pinyon.engine.events import Chunk, Failed, Finished, FinishReason, Progress
+from pinyon.engine.grammar import Grammar
 from pinyon.engine.native import Candidates
-from pinyon.engine.request import GenerateRequest, SamplingParams, Text
+from pinyon.engine.request import GenerateRequest, Reasoning, SamplingParams, Text
 from pinyon.engine.sampler import Sampler
 from pinyon.engine.sequence import Sequence, State
 from pinyon.engine.vocab import Vocab
@@ -248,3 +249,55 @@ def test_the_seed_that_was_used_is_reported():
 
     assert reported(42) == 42
     assert reported(None) != reported(None)
+
+
+CUT_TAG = 1
+
+
+class MergedTable(ByteTable):
+    """Token 1 ends the thoughts and begins the answer."""
+
+    def piece(self, token):
+        return b"</think>{" if token == CUT_TAG else super().piece(token)
+
+
+def thinking_sequence(literal, **fields):
+    """A sequence inside of thoughts, with a grammar for what follows."""
+    tags = Reasoning("<think>", ("</think>",), opened=True)
+    request = GenerateRequest("r", (Text("hello"),), SamplingParams(temperature=0), reasoning=tags, **fields)
+    sampler = Sampler(request.sampling, Candidates(ByteTable.size), ByteTable.size, 4096, list(PROMPT))
+    constraint = LiteralConstraint(Grammar(literal))
+    return Sequence(request, list(PROMPT), Vocab(MergedTable()), sampler, 100, constraint=constraint)
+
+
+@pytest.mark.parametrize("stops", [(), ("{{",), ("{}!",)])
+def test_a_token_that_ends_thoughts_begins_the_grammar(stops):
+    events = say(thinking_sequence("{}", stop=stops), [*b"hm", CUT_TAG, *b"xxx"])
+    assert (text_of(events), "".join(event.reasoning for event in events[:-1])) == ("{}", "hm")
+    assert events[-1].reasons == (FinishReason.STOP,)
+
+
+def test_a_stop_string_behind_the_end_of_thoughts_ends_the_answer_before_the_grammar_is_asked():
+    events = say(thinking_sequence("[]", stop=("{",)), [CUT_TAG])
+    assert (text_of(events), events[-1].reasons) == ("", (FinishReason.STOP,))
+
+
+def test_the_text_of_a_token_that_the_grammar_cannot_take_is_shown_before_the_failure():
+    made = thinking_sequence("[]")
+    events = say(made, b"hm")
+    with pytest.raises(NativeError, match="does not fit"):
+        made.take(row(CUT_TAG))
+    assert text_of(events + made.fail()) == "{"
+
+
+def test_a_model_that_ends_its_turn_in_thoughts_goes_on_where_a_grammar_awaits_the_answer():
+    def tired(wish):
+        logits = row(END_OF_TURN)
+        logits[wish] = 9
+        return logits
+
+    made = thinking_sequence("{}")
+    events = []
+    while not made.done:
+        events += made.take(tired(CUT_TAG))
+    assert text_of(with_end(made, events)) == "{}"

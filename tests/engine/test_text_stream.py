@@ -203,3 +203,9 @@ def test_invalid_bytes_do_not_stall_the_stream():
 
 def test_stop_that_begins_and_ends_inside_tokens_of_several_characters():
     assert shown(TextStream(["🫠好"]), ["a🫠".encode()[:3], "a🫠".encode()[3:], "好b".encode()]) == ["a", "", "", ""]
+
+
+def test_the_answer_begins_with_what_the_last_push_brought_whether_it_is_shown_or_not():
+    stream = TextStream(("cd",))
+    assert [stream.push(b"ab").text, stream.push(b"c\xc3").text] == ["ab", ""]
+    assert stream.begin_answer() == b"c\xc3"

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.engine.errors import InvalidRequestError
-from pinyon.engine.request import Text, Tokens
+from pinyon.engine.request import Reasoning, Text, Tokens
 from pinyon.engine.vocab import Vocab
 
 CONTROL = {BOS, EOS, END_OF_TURN}
@@ -128,6 +128,14 @@ def test_only_user_defined_tokens_that_look_like_tags_are_tags(text, is_tag):
 
 def test_control_tokens_are_invisible_and_user_defined_ones_are_not():
     assert Vocab(ByteTable()).decode([BOS, *"é".encode(), USER_TAG, END_OF_TURN, EOS]) == "é<tool>"
+
+
+def test_the_control_tokens_that_spell_tags_are_looked_up_once(monkeypatch):
+    vocab, tags = Vocab(ByteTable()), Reasoning("<s>think", ("<|im_end|>",))
+    assert vocab.tag_bytes(tags) == {BOS: b"<s>", END_OF_TURN: b"<|im_end|>"}
+    monkeypatch.setattr(ByteTable, "text", lambda *_args: pytest.fail("looked up again"))
+    assert vocab.tag_bytes(Reasoning("<s>think", ("<|im_end|>",))) == {BOS: b"<s>", END_OF_TURN: b"<|im_end|>"}
+    assert vocab.tag_bytes(None) == {}
 
 
 @pytest.mark.parametrize("token", [-1, ByteTable.size, 2**31, 2**32 + 5, 2**63])

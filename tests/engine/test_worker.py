@@ -14,7 +14,7 @@ from tiny_models import write_tiny_bpe
 from pinyon.engine import protocol
 from pinyon.engine.config import LONG_TEXT_CHARS, EngineConfig
 from pinyon.engine.errors import ContextOverflowError
-from pinyon.engine.events import Failed, FailureKind, Finished
+from pinyon.engine.events import Failed, FailureKind, Finished, FinishReason
 from pinyon.engine.request import Text
 from pinyon.engine.worker import Worker
 
@@ -52,6 +52,15 @@ def test_tokenising_a_long_text_does_not_stop_the_streams(monkeypatch):
     assert sent.empty()
     may_go_on.set()
     assert sent.get(timeout=10) == protocol.TokenizeReply(7, (1,))
+
+
+def test_a_request_cancelled_before_it_was_prepared_tells_of_each_choice():
+    worker = Worker(EngineConfig(b"", 1), lambda _message: None)
+    engine, *_ = make_engine(scripted(a=b"answer"))
+    worker.receive(protocol.Generate(ask("a", n=3)))
+    ((name, finished),) = worker._obey(engine, protocol.Cancel("a"))
+    assert (name, finished.reasons) == ("a", (FinishReason.CANCELLED,) * 3)
+    assert worker._obey(engine, engine.prepare(ask("a", n=3))) == []
 
 
 async def test_mixed_calls_from_many_sides(clients, tiny):

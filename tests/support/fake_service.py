@@ -14,6 +14,7 @@ from pinyon.app.api.app import make_app
 from pinyon.app.api.door import Door
 from pinyon.app.api.metrics import Metrics
 from pinyon.app.ask import Ask, Chat, Prompt, RawText, RawTokens
+from pinyon.app.settings import Settings
 from pinyon.engine.client import EngineState
 from pinyon.engine.engine import Emitted
 from pinyon.engine.errors import EngineCrashedError, EngineError
@@ -82,6 +83,9 @@ class FakeModel:
         self._reasoning = reasoning
         self._streams: dict[str, asyncio.Queue[Event]] = {}
         self._stepping: asyncio.Task[None] | None = None
+
+    def is_called(self, name):
+        return name == self.name
 
     async def generate(self, ask: Ask) -> AsyncGenerator[Event]:
         self.asked.append(ask)
@@ -212,7 +216,7 @@ class FakeServer:
         self.model = model
         self.service = FakeService(model)
         self.metrics = Metrics()
-        self.door = Door(self.service, lambda: "fake", self.metrics)
+        self.door = Door(self.service, None, Settings(model="fake"), self.metrics)
         self.app = make_app(self.door, self.metrics.registry, NONCE, with_docs=True)
 
     @property

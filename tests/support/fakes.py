@@ -183,6 +183,9 @@ class LiteralConstraint:
             raise NativeError(f"{data!r} does not fit the grammar")
         self._rest = self._rest[len(data) :]
 
+    def copy(self) -> "LiteralConstraint":
+        return LiteralConstraint(Grammar(self._rest.decode()))
+
     def close(self) -> None:
         type(self).open -= 1
 

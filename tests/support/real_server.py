@@ -31,6 +31,6 @@ async def real_server(model: Path, home: Path, context: int | None = None) -> As
     folders = Folders.of_user({"PINYON_HOME": str(home)})
     async with Service(folders, Settings(threads=2, context=context)) as service:
         metrics = Metrics()
-        door = Door(service, lambda: str(model), metrics)
+        door = Door(service, str(model), Settings(), metrics)
         await service.load(str(model))
         yield RealServer(make_app(door, metrics.registry, NONCE, with_docs=True), door, service)

@@ -371,6 +371,44 @@ async def test_a_peer_that_reads_again_in_time_is_not_cut_off():
         await hang_up(writer)
 
 
+async def test_a_peer_that_reads_slowly_is_cut_off_only_once_it_reads_nothing():
+    async with serving(Patient) as server:
+        reader, writer = await server.connect()
+        connection = await server.connection()
+        writer.write(GET.replace(b"/", b"/large", 1))
+        while connection._write_deadline is None:
+            await asyncio.sleep(0)
+        for _ in range(3):
+            before = connection.transport.get_write_buffer_size()
+            async with asyncio.timeout(5):
+                while connection.transport.get_write_buffer_size() == before:
+                    await reader.read(1 << 16)
+            pass_write_deadline(connection)
+            assert not connection.transport.is_closing(), "it has read, though not all"
+            assert not connection._write_deadline.cancelled(), "it is timed again"
+        async with asyncio.timeout(5):
+            while not connection.transport.is_closing():  # what was on its way may still go out
+                pass_write_deadline(connection)
+                await asyncio.sleep(0)
+        await hang_up(writer)
+        await server.emptied()
+
+
+def pass_write_deadline(connection):
+    """Let the time pass, without the time."""
+    connection._write_deadline.cancel()
+    connection._write_deadline_passed()
+
+
+async def test_a_connection_without_a_next_request_is_closed():
+    class Restless(Patient):
+        keep_alive_s = 0.01
+
+    async with serving(Restless) as server:
+        assert (await server.talk(GET)).endswith(b"0\r\n\r\n")
+        await server.emptied()
+
+
 # Malformed and oversized
 
 

@@ -4,16 +4,17 @@ import logging
 import os
 import re
 import traceback
+from typing import Annotated
 
 import msgspec
 import pytest
 from fake_service import HIDDEN_PATH, raises
 from http_asking import CHAT, COMPLETIONS, chat_body, text_body
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from sse_stream import check_chunks
 
 from pinyon.app import errors as app_errors
-from pinyon.app.api.errors import ApiError, invalid, of_exception, of_failure
+from pinyon.app.api.errors import MANY_FAULTS, ApiError, invalid, of_exception, of_failure
 from pinyon.app.limits import RETRY_AFTER_S
 from pinyon.engine import errors as engine_errors
 from pinyon.engine.events import Failed, FailureKind
@@ -109,12 +110,15 @@ async def test_the_two_numbers_of_a_prompt_that_is_too_long_are_fields(api):
     assert list(error) == ["message", "type", "param", "code", "prompt_tokens", "context_tokens"]
 
 
+NO_ROUTE = "there is no such route: this server has OpenAI's API under /v1, for example /v1/chat/completions; /docs tells the rest"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "message"),
     [
-        ("GET", "/nowhere", 404, "there is no such route"),
-        ("GET", "/v1", 404, "there is no such route"),
-        ("POST", "/v1/embeddings", 404, "there is no such route"),
+        ("GET", "/nowhere", 404, NO_ROUTE),
+        ("GET", "/v1", 404, NO_ROUTE),
+        ("POST", "/v1/embeddings", 404, NO_ROUTE),
         ("GET", CHAT, 405, "the route does not take this method"),
         ("DELETE", "/v1/models/fake", 405, "the route does not take this method"),
         ("POST", "/health", 405, "the route does not take this method"),
@@ -133,7 +137,7 @@ class Inner(BaseModel):
 
 class Unions(BaseModel):
     model_config = {"strict": True}
-    field: str | list[Inner] | None = None
+    field: str | Annotated[list[Inner], Field(max_length=2)] | None = None
     flag: bool | dict[str, int] | None = None
 
 
@@ -153,6 +157,27 @@ def test_a_fault_in_a_union_is_told_by_its_field(document, param):
     with pytest.raises(ValidationError) as found:
         Unions.model_validate(document)
     assert of_exception(found.value).param == param
+
+
+def test_of_a_union_the_branch_of_the_right_type_is_told():
+    with pytest.raises(ValidationError) as found:
+        Unions.model_validate({"field": [{"value": 1}] * 3})
+    assert of_exception(found.value).message.startswith("field: List should have at most 2 items")
+
+
+class Unbounded(BaseModel):
+    values: list[int]
+
+
+@pytest.mark.parametrize(
+    ("count", "message"), [(MANY_FAULTS, "values.0: "), (MANY_FAULTS + 1, "the body: 2,049 of its values are wrong")]
+)
+def test_very_many_faults_are_only_counted(count, message):
+    with pytest.raises(ValidationError) as found:
+        Unbounded.model_validate({"values": ["x"] * count})
+    error = of_exception(found.value)
+    assert error.status == 400
+    assert error.message.startswith(message)
 
 
 def test_an_error_is_one_object_of_openai_s():

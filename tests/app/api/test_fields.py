@@ -1,17 +1,20 @@
 """Every field of every body: null is the same as absent, zero is a value, another type or range is refused by the field's name."""
 
+import gc
 import json
 
 import msgspec
 import pytest
 from http_asking import CHAT, COMPLETIONS, HI, chat_body, text_body
+from pydantic import ValidationError
 
 from pinyon.app.api.chat import ChatRequest
 from pinyon.app.api.completions import CompletionRequest
 from pinyon.app.api.fields import Fields, StreamOptions
 from pinyon.app.api.messages import ChatMessage, Part
 from pinyon.app.api.tokens import DetokenizeRequest, TokenizeRequest
-from pinyon.app.limits import MAX_CHOICES, MAX_MESSAGES, MAX_USER_STOPS
+from pinyon.app.limits import MAX_CHOICES, MAX_MESSAGES, MAX_PARTS, MAX_PROMPT_TOKENS, MAX_USER_STOPS
+from pinyon.engine import grammar
 from pinyon.engine.request import MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_TOKENS, MAX_TOP_LOGPROBS, SEED_LIMIT
 
 TOKENIZE, DETOKENIZE = "/v1/tokenize", "/v1/detokenize"
@@ -222,6 +225,106 @@ async def test_what_goes_too_far_is_refused_before_anything_is_made_of_it(api, f
     assert api.server.model.asked == []
 
 
+MANY = 100_000
+PART = '{"type": "text", "text": ""}'
+
+
+def array(item, count=MANY):
+    return "[" + ",".join([item] * count) + "]"
+
+
+def message(field, value):
+    return f'[{{"role": "user", "{field}": {value}}}]'
+
+
+LONG = [
+    (CHAT, "stop", array("1")),
+    (CHAT, "stop", array('"x"')),
+    (CHAT, "messages", array("1")),
+    (CHAT, "messages", message("content", array("{}"))),
+    (CHAT, "messages", message("content", array(PART, MAX_PARTS + 1))),
+    (CHAT, "messages", array(message("content", array(PART, MAX_PARTS // 2))[1:-1], 3)),
+    (CHAT, "messages", message("tool_calls", array("1"))),
+    (CHAT, "logit_bias", "{" + ",".join(f'"{token}": "x"' for token in range(MANY)) + "}"),
+    (COMPLETIONS, "prompt", array("-1")),
+    (COMPLETIONS, "prompt", array("1", MAX_PROMPT_TOKENS + 1)),
+    (COMPLETIONS, "prompt", array("null")),
+    (COMPLETIONS, "prompt", array("[-1]")),
+    (COMPLETIONS, "prompt", array('"x"')),
+    (TOKENIZE, "messages", array("{}")),
+    (DETOKENIZE, "tokens", array("-1")),
+    (DETOKENIZE, "tokens", array("1", MAX_PROMPT_TOKENS + 1)),
+]
+
+
+@pytest.mark.parametrize(("route", "field", "value"), LONG, ids=range(len(LONG)))
+async def test_of_very_many_wrong_items_few_become_errors(api, route, field, value):
+    body = body_with(route, field, value)
+    with pytest.raises(ValidationError) as found:
+        ROUTES[route][0].model_validate_json(body)
+    assert found.value.error_count() < 10
+    error = await api.refused(route, body)
+    assert error["param"].partition(".")[0] == field
+    assert len(error["message"]) < 300
+
+
+def unbounded(schema, place="body"):
+    """Yield the places in a JSON Schema that take lists of any length; what unknown fields hold is no place in it."""
+    if isinstance(schema, list):
+        schema = dict(enumerate(schema))
+    if isinstance(schema, dict):
+        if schema.get("type") == "array" and "maxItems" not in schema:
+            yield place
+        for name, inside in schema.items():
+            yield from unbounded(inside, f"{place}.{name}")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_each_list_has_a_bound(route):
+    assert list(unbounded(ROUTES[route][0].model_json_schema())) == []
+
+
+def test_planted_without_a_bound_the_errors_and_the_list_are_found():
+    class Planted(Fields):
+        stop: str | list[str]
+
+    with pytest.raises(ValidationError) as found:
+        Planted.model_validate_json(f'{{"stop": {array("1")}}}')
+    assert found.value.error_count() == MANY + 1
+    assert list(unbounded(Planted.model_json_schema())) == ["body.properties.stop.anyOf.1"]
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+async def test_the_collector_is_after_a_body_as_before(api, was_enabled):
+    try:
+        (gc.enable if was_enabled else gc.disable)()
+        for body in (b"{", chat_body()):
+            await api.post(CHAT, body)
+            assert gc.isenabled() is was_enabled
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("source", "is_gbnf"),
+    [
+        ('root ::= "a"', True),
+        ('# text\n\n  root-1\t::=\n "a"', True),
+        ('start: "::="', False),
+        ('start: "a"\n  | "b ::= c"', False),
+        ("// a ::= b\nstart: /x/", False),
+        ("\n" * 200_000, False),
+        ("a" * 200_000, False),
+    ],
+    ids=range(7),
+)
+def test_a_grammar_is_gbnf_where_a_line_begins_a_rule_of_it(monkeypatch, source, is_gbnf):
+    monkeypatch.setattr(grammar, "gbnf", lambda _source: "gbnf")
+    monkeypatch.setattr(grammar, "lark", lambda _source: "lark")
+    request = CompletionRequest(prompt="x", grammar=source)
+    assert request.only_grammar() == ("gbnf" if is_gbnf else "lark")
+
+
 @pytest.mark.parametrize("bias", ["NaN", "Infinity", "-Infinity", "1e999", '"1"', "null", "true", "[]"])
 async def test_a_bias_is_a_number(api, bias):
     error = await api.refused(CHAT, json.dumps(chat_body())[:-1] + f', "logit_bias": {{"5": {bias}}}}}')
@@ -272,3 +375,20 @@ async def test_the_content_type_of_a_script_does_not_matter(api):
     for content_type in ("application/json", "text/plain", "application/octet-stream", ""):
         response = await api.client.post(CHAT, content=json.dumps(chat_body()), headers={"content-type": content_type})
         assert response.status_code == 200
+
+
+SHAPES = {"guided_json": {"type": "object"}, "structured_outputs": {"regex": "a"}, "json_schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, chat_body()), (COMPLETIONS, text_body())])
+@pytest.mark.parametrize("field", SHAPES)
+async def test_another_server_s_way_to_shape_an_answer_is_refused_not_ignored(api, path, body, field):
+    error = await api.refused(path, {**body, field: SHAPES[field]})
+    assert (error["param"], "response_format" in error["message"]) == (field, True)
+
+
+async def test_a_shape_that_a_route_does_not_know_is_refused(api):
+    asked = {"response_format": {"type": "json_object"}}
+    assert (await api.refused(COMPLETIONS, {**text_body(), **asked}))["param"] == "response_format"
+    asked["response_format"]["schema"] = {"type": "object"}
+    assert (await api.refused(CHAT, {**chat_body(), **asked}))["param"] == "response_format.schema"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from collections import Counter
 
 import pytest
@@ -15,23 +16,44 @@ from tiny_models import VOCABULARY
 
 pytestmark = pytest.mark.model
 
-SLOW_TO_CHECK = {"regex", "grammar", "response_format"}
-"""Each new grammar starts a process; most requests go without."""
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+SHAPES = {
+    "regex": ["[a-z]{1,3}", r"\d+|\n", "é?"],
+    "grammar": ['root ::= "a" | "b" root', 'start: "a"+ /[b-d]/', 'start: "x"?'],
+    "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": SCHEMA}}],
+    "stop": ["a", ["\n", "é"], [str(number) for number in range(16)]],
+    "logit_bias": [{"72": 5, "80": -100}, {"0": 100}, {str(token): -100 for token in range(200)}],
+    "prompt": [[72, 105], [[72], [80, 81]], ["a", "b"], [0]],
+}
+"""What reaches the worker in other ways than text and numbers do, by field. Made-up ones are mostly refused, and each new grammar
+starts a process: most requests have at most one, of these.
+"""
 
 
 @st.composite
 def requests(draw, operations):
-    """A request of one of the operations; most bodies are such that the engine gets to answer."""
+    """A request of one of the operations, and which of SHAPES it has; most bodies are such that the engine gets to answer."""
     case = draw(draw(st.sampled_from(operations)).as_strategy())
-    if isinstance(case.body, dict) and draw(st.integers(0, 5)):
+    # Hypothesis favours the first of what it may choose from; these choices are even.
+    chance = random.Random(repr(case.body))
+    shape = None
+    if isinstance(case.body, dict) and chance.randrange(6):
         case.body = servable(case.path, case.body)
-    return case
+        shape = chance.choice([*shapes_of(case.path), None])
+        if shape is not None:
+            case.body[shape] = chance.choice(SHAPES[shape])
+    return case, shape
+
+
+def shapes_of(path):
+    missing = {"/v1/chat/completions": "prompt", "/v1/completions": "response_format"}
+    return [shape for shape in SHAPES if path in missing and shape != missing[path]]
 
 
 def servable(path, body):
-    body = {name: with_ints(value) for name, value in body.items() if name not in SLOW_TO_CHECK | {"model", "stop"}}
-    if "logit_bias" in body:
-        body["logit_bias"] = {"72": 5, "80": -100}
+    body = {
+        name: with_ints(value) for name, value in body.items() if name not in (SHAPES.keys() - {"prompt"}) | {"model"}
+    }
     match path:
         case "/v1/chat/completions":
             messages = [{"role": "user", "content": as_text(message.get("content"))} for message in body["messages"]]
@@ -78,10 +100,11 @@ def check(response):
 
 
 def fuzz(url, examples):
-    """Send that many requests; return how often each route answered with which status."""
+    """Send that many requests; return how often each route, and each of SHAPES, was answered with which status."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    schema.config.max_stream_events = 10_000  # it stops reading long before the end of a stream else
     operations = [found.ok() for found in schema.get_all_operations()]
-    statuses = Counter()
+    statuses, shapes = Counter(), Counter()
 
     @settings(
         max_examples=examples,
@@ -92,24 +115,28 @@ def fuzz(url, examples):
         suppress_health_check=list(HealthCheck),
     )
     @given(requests(operations))
-    def each(case):
+    def each(request):
+        case, shape = request
         response = case.call()
         statuses[case.path, response.status_code] += 1
+        shapes[shape, response.status_code] += 1
         check(response)
 
     each()
-    return statuses
+    return statuses, shapes
 
 
 async def run(tiny, tmp_path, examples):
     async with real_server(tiny, tmp_path / "home") as server, listening(server.app) as url:
         pid = await server.pid()
-        statuses = await asyncio.to_thread(fuzz, url, examples)
+        statuses, shapes = await asyncio.to_thread(fuzz, url, examples)
         assert await server.pid() == pid, "the worker died"
         assert server.door.running + server.door.waiting == 0
     assert statuses.total() >= examples
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/tokenize", "/v1/detokenize"):
         assert statuses[path, 200] > examples / 20, f"too few requests got through: {statuses}"
+    for shape in SHAPES:
+        assert shapes[shape, 200] > examples / 100, f"too few of a shape got through: {shapes}"
 
 
 async def test_made_up_requests_harm_nothing(tiny, tmp_path):

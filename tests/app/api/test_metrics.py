@@ -85,7 +85,7 @@ def finished(tokens, *, choices=1, decode_s=3.0):
 )
 def test_the_time_of_a_token_is_the_mean_after_the_first(last, count, total_s):
     metrics = Metrics()
-    metrics.ended(last)
+    metrics.ended("stop" if last else "left", last)
     value = metrics.registry.get_sample_value
     assert value("pinyon_time_per_output_token_seconds_count") == count
     assert value("pinyon_time_per_output_token_seconds_sum") == total_s

@@ -17,6 +17,7 @@ from pinyon.app.api.door import Door
 from pinyon.app.ask import Ask, RawText
 from pinyon.app.errors import ModelSlotError
 from pinyon.app.running import KEY_HEADER, key, proof
+from pinyon.app.settings import Settings
 from pinyon.engine.client import EngineState
 from pinyon.engine.errors import ModelLoadError
 from pinyon.engine.events import Chunk, Finished, FinishReason, Progress, Timings, Usage
@@ -45,6 +46,9 @@ class FakeModel:
         self.error = error
         self.may_end, self.cancelled, self.was_left = asyncio.Event(), False, False
 
+    def is_called(self, name):
+        return name in {self.name, str(self.record.path)}
+
     async def generate(self, ask):
         if self.error is not None:
             raise self.error
@@ -70,9 +74,11 @@ class FakeService:
         self.may_load = asyncio.Event()
         self.may_load.set()
         self.engine_state = EngineState.READY
+        self.store = None
 
-    async def load(self, name, context_tokens=None, on_progress=lambda _: None):
-        on_progress(0.5)
+    async def load(self, name, context_tokens=None, on_progress=None):
+        if on_progress is not None:
+            on_progress(0.5)
         await self.may_load.wait()
         if self.error is not None:
             raise self.error
@@ -89,7 +95,7 @@ def service():
 
 @pytest.fixture
 def door(service):
-    return Door(service, lambda: "m", SimpleNamespace(ended=lambda _last: None))
+    return Door(service, None, Settings(model="m"), SimpleNamespace(ended=lambda *_: None))
 
 
 @pytest.fixture

@@ -179,7 +179,7 @@ async def test_a_port_in_use_is_told_with_what_to_do(folders):
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
 async def test_an_address_that_is_not_here_is_told(folders, tmp_path, host):
     with pytest.raises(ServerError, match=f"cannot listen on {host}, port 0"):
-        await serve(ServeOptions(host, 0, tmp_path / "token"), folders, Settings(), nothing)
+        await serve(ServeOptions(host, 0, token_file=tmp_path / "token"), folders, Settings(), nothing)
 
 
 @pytest.mark.parametrize(

@@ -51,18 +51,22 @@ async def test_a_token_outside_the_vocabulary_is_refused(api, token):
     assert error["message"] == f"token id {token} is outside the vocabulary: use 0 to 259"
 
 
-async def test_a_client_that_leaves_ends_the_tokenising(api, monkeypatch):
+@pytest.mark.parametrize(
+    ("path", "body", "method"),
+    [(TOKENIZE, {"prompt": "x"}, "tokenize"), (DETOKENIZE, {"tokens": [72]}, "detokenize")],
+)
+async def test_a_client_that_leaves_ends_the_work(api, monkeypatch, path, body, method):
     started, ended = [], []
 
-    async def endless(_prompt):
+    async def endless(_given):
         started.append(True)
         try:
             await settle_for_ever()
         finally:
             ended.append(True)
 
-    monkeypatch.setattr(api.server.model, "tokenize", endless)
-    visitor = Visitor(api.server.app, TOKENIZE, {"prompt": "x"})
+    monkeypatch.setattr(api.server.model, method, endless)
+    visitor = Visitor(api.server.app, path, body)
     await settle()
     assert (started, ended) == ([True], [])
     visitor.leave()
