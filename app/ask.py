@@ -5,8 +5,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pinyon.engine.grammar import Grammar
-from pinyon.engine.request import SamplingParams
+from pinyon.engine.request import Grammar, SamplingParams
 from pinyon.models.chat_template import Message
 
 

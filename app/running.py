@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Final
 
 import msgspec
-import psutil
 
 from pinyon.app.errors import ServerError
 from pinyon.app.settings import Folders
@@ -57,6 +56,8 @@ def read_server(folders: Folders) -> ServerFile | None:
         server = msgspec.json.decode(_read_private(folders), type=ServerFile)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
+    import psutil  # noqa: PLC0415  takes 10 ms, and mostly no server was started
+
     return server if server.pid > 0 and psutil.pid_exists(server.pid) else None
 
 

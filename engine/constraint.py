@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from pinyon.engine.errors import InvalidRequestError, NativeError
-from pinyon.engine.grammar import Grammar
 from pinyon.engine.native import Logits
+from pinyon.engine.request import Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

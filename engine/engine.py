@@ -9,9 +9,8 @@ from pinyon.engine.config import LONG_TEXT_CHARS
 from pinyon.engine.errors import ContextOverflowError, EngineError, InvalidRequestError
 from pinyon.engine.events import Event, FinishReason, Progress
 from pinyon.engine.gate import Constraint
-from pinyon.engine.grammar import Grammar
 from pinyon.engine.native import Candidates, Logits
-from pinyon.engine.request import GenerateRequest, Prompt, Tokens, text_chars
+from pinyon.engine.request import GenerateRequest, Grammar, Prompt, Tokens, text_chars
 from pinyon.engine.sampler import Sampler
 from pinyon.engine.scheduler import Scheduler
 from pinyon.engine.sequence import Sequence

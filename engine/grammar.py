@@ -7,11 +7,10 @@ import json
 import re
 from typing import Final
 
-import msgspec
-
 from pinyon.engine.errors import InvalidRequestError
 from pinyon.engine.json_keywords import Keywords
 from pinyon.engine.json_schema import enforceable
+from pinyon.engine.request import Grammar
 
 MAX_SOURCE_BYTES: Final = 64 << 10
 MAX_NESTING: Final = 200
@@ -28,13 +27,6 @@ _JSON_OPTIONS: Keywords = {
 _LITERAL = r'"(?:\\.|[^"\\\n])*"'
 _LARK_TOKEN = re.compile(rf"{_LITERAL}|//.*|/(?:\\.|[^/\\\n])+/|%json\b|[()\[\]{{}}]")
 _GBNF_TOKEN = re.compile(rf"{_LITERAL}|\#.*|\[(?:\\.|[^\]\\])*\]|[(){{}}]")
-
-
-class Grammar(msgspec.Struct, frozen=True):
-    """`source` is for llguidance; while `is_gbnf` it is still GBNF, which GrammarChecker.check translates."""
-
-    source: str
-    is_gbnf: bool = False
 
 
 def json_object() -> Grammar:

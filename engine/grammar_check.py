@@ -16,8 +16,8 @@ from typing import Final, cast
 import msgspec
 
 from pinyon.engine.errors import EngineStartError, InvalidRequestError
-from pinyon.engine.grammar import Grammar
 from pinyon.engine.grammar_messages import ACCEPTED, READY, REFUSED
+from pinyon.engine.request import Grammar
 from pinyon.engine.worker_process import worker_environment
 
 _COMMAND: Final = (sys.executable, "-P", "-m", "pinyon.engine.grammar_child")

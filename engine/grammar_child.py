@@ -14,9 +14,10 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from pinyon.engine.errors import InvalidRequestError
-from pinyon.engine.grammar import Grammar, translated_gbnf
+from pinyon.engine.grammar import translated_gbnf
 from pinyon.engine.grammar_matcher import LIMITS, refusal, start_matcher
 from pinyon.engine.grammar_messages import ACCEPTED, READY, REFUSED
+from pinyon.engine.request import Grammar
 
 if sys.platform != "win32":
     import resource

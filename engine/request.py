@@ -5,7 +5,6 @@ from typing import Self, TypeAlias
 import msgspec
 
 from pinyon.engine.errors import InvalidRequestError
-from pinyon.engine.grammar import Grammar
 
 SEED_LIMIT = 2**32
 """Seeds are 32-bit in llama.cpp's samplers; its highest value means "random" there and is not used here."""
@@ -79,6 +78,13 @@ class SamplingParams(msgspec.Struct, frozen=True):
             _require("logit_bias", token, 0 <= token < vocab_size, f"token ids from 0 to {vocab_size - 1}")
             _require("logit_bias", bias, -100 <= bias <= 100, "biases from -100 to 100")
         return self
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What an answer must look like; `grammar` makes them. `source` is for llguidance; while `is_gbnf` it is still GBNF, which GrammarChecker.check translates."""
+
+    source: str
+    is_gbnf: bool = False
 
 
 class Reasoning(msgspec.Struct, frozen=True):

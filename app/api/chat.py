@@ -19,8 +19,7 @@ from pinyon.app.api.sse import DONE, Stream, data_event, until_disconnect
 from pinyon.app.ask import Ask, Chat
 from pinyon.engine import grammar
 from pinyon.engine.events import Chunk, Finished
-from pinyon.engine.grammar import Grammar
-from pinyon.engine.request import MAX_TOP_LOGPROBS
+from pinyon.engine.request import MAX_TOP_LOGPROBS, Grammar
 
 router = APIRouter()
 

@@ -20,8 +20,7 @@ from pinyon.app.ask import SamplingChoice
 from pinyon.app.limits import MAX_CHOICES, MAX_MODEL_NAME_CHARS, MAX_USER_STOPS
 from pinyon.engine import grammar
 from pinyon.engine.errors import InvalidRequestError
-from pinyon.engine.grammar import Grammar
-from pinyon.engine.request import MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_TOKENS, MIN_DIVISOR, SEED_LIMIT
+from pinyon.engine.request import MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_TOKENS, MIN_DIVISOR, SEED_LIMIT, Grammar
 
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)  # not inside a literal of Lark
 DIGITS = "^[0-9]{1,9}$"

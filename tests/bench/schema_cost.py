@@ -16,9 +16,9 @@ from common import finish, paired_ratio, parse_arguments, say
 from pinyon.engine.client import EngineClient
 from pinyon.engine.config import EngineConfig
 from pinyon.engine.events import Chunk, Failed, Finished
-from pinyon.engine.grammar import Grammar, json_schema
+from pinyon.engine.grammar import json_schema
 from pinyon.engine.grammar_check import GrammarChecker
-from pinyon.engine.request import GenerateRequest, SamplingParams, Text
+from pinyon.engine.request import GenerateRequest, Grammar, SamplingParams, Text
 from pinyon.models.devices import usable_threads
 
 BATCHES = (1, 8)

@@ -17,8 +17,7 @@ from fakes import (
 )
 
 from pinyon.engine.events import Chunk, Failed, Finished, FinishReason, Progress
-from pinyon.engine.grammar import Grammar
-from pinyon.engine.request import Reasoning, SamplingParams
+from pinyon.engine.request import Grammar, Reasoning, SamplingParams
 
 SAMPLED = SamplingParams(temperature=1.0, seed=7)
 THINK = Reasoning("<think>", ("</think>",))

@@ -8,8 +8,9 @@ from grammar_walks import COMPILER, EOG, ByteVocabulary
 
 from pinyon.engine.constraint import Constraint, GrammarCompiler
 from pinyon.engine.errors import InvalidRequestError, NativeError
-from pinyon.engine.grammar import Grammar, json_object, json_schema, lark, regex
+from pinyon.engine.grammar import json_object, json_schema, lark, regex
 from pinyon.engine.native import Model, NativeLog, Vocabulary
+from pinyon.engine.request import Grammar
 
 
 def started(grammar: Grammar, text: str = "") -> Constraint:

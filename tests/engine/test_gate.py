@@ -4,8 +4,7 @@ from fakes import END_OF_TURN, EOS, ByteTable, LiteralConstraint
 
 from pinyon.engine.errors import NativeError
 from pinyon.engine.gate import Gate
-from pinyon.engine.grammar import Grammar
-from pinyon.engine.request import Reasoning
+from pinyon.engine.request import Grammar, Reasoning
 from pinyon.engine.text_stream import TextStream
 
 OPENED = Reasoning("<think>", ("</think>",), opened=True)

@@ -7,8 +7,9 @@ import pytest
 from grammar_walks import accepts
 
 from pinyon.engine.errors import EngineStartError, InvalidRequestError
-from pinyon.engine.grammar import Grammar, gbnf, json_object, json_schema, lark, regex
+from pinyon.engine.grammar import gbnf, json_object, json_schema, lark, regex
 from pinyon.engine.grammar_check import GrammarChecker
+from pinyon.engine.request import Grammar
 
 READ = "import sys; print('ready', flush=True); sys.stdin.read()\n"
 

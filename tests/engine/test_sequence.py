@@ -5,9 +5,8 @@ from fakes import BOS, END_OF_TURN, EOS, USER_TAG, ByteTable, LiteralConstraint,
 from pinyon.engine.answer import Answer
 from pinyon.engine.errors import NativeError
 from pinyon.engine.events import Chunk, Failed, Finished, FinishReason, Progress
-from pinyon.engine.grammar import Grammar
 from pinyon.engine.native import Candidates
-from pinyon.engine.request import GenerateRequest, Reasoning, SamplingParams, Text
+from pinyon.engine.request import GenerateRequest, Grammar, Reasoning, SamplingParams, Text
 from pinyon.engine.sampler import Sampler
 from pinyon.engine.sequence import Sequence, State
 from pinyon.engine.vocab import Vocab

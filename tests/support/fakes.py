@@ -15,9 +15,8 @@ from pinyon.engine.config import CHUNK_ROWS
 from pinyon.engine.engine import Emitted, Engine
 from pinyon.engine.errors import NativeError
 from pinyon.engine.events import Chunk, Event
-from pinyon.engine.grammar import Grammar
 from pinyon.engine.native import Logits, SpecialTokens
-from pinyon.engine.request import GenerateRequest
+from pinyon.engine.request import GenerateRequest, Grammar
 from pinyon.engine.scheduler import Scheduler
 from pinyon.engine.vocab import Vocab
 

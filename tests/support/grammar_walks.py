@@ -7,7 +7,7 @@ from fakes import BOS, EOS, SPECIAL, ByteTable
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from pinyon.engine.constraint import GrammarCompiler
-from pinyon.engine.grammar import Grammar
+from pinyon.engine.request import Grammar
 
 
 class _ByteTokens:
