@@ -2,15 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from pinyon.app.api.door import Door
-from pinyon.app.api.errors import ApiError, of_exception, of_failure
+from pinyon.app.api.door import Door, ended_early
+from pinyon.app.api.errors import of_exception, of_failure
+from pinyon.app.api.sse import data_event
 from pinyon.app.ask import Ask
-from pinyon.app.errors import ShuttingDownError
 from pinyon.app.service import LoadedModel
 from pinyon.engine.events import Chunk, Event, Failed, Finished, FinishReason, PositionLogprobs, Progress, Usage
 
@@ -80,7 +80,8 @@ class OpenAnswer:
         """Yield the chunks, then the end.
 
         Raises:
-            ApiError: the answer ended early.
+            ApiError: the answer failed.
+            ShuttingDownError: the server ended it.
         """
         async for event in self.events:
             match event:
@@ -92,7 +93,7 @@ class OpenAnswer:
                     raise of_failure(event)
                 case Finished(reasons=reasons):
                     if FinishReason.CANCELLED in reasons:
-                        raise _ended_early()
+                        raise ended_early()
                     yield event
 
     async def whole(self, choices: int) -> tuple[list[Whole], Finished]:
@@ -113,7 +114,7 @@ async def accepted(door: Door, model: LoadedModel, ask: Ask) -> OpenAnswer:
     """Return the answer once the engine has checked the ask: from here on only the engine itself can fail.
 
     Raises:
-        ApiError: the engine refuses it, or the server ended it before it began.
+        ApiError: the engine refuses it.
         BusyError, TemplateError: as Door.events.
     """
     events = door.events(model, ask)
@@ -125,11 +126,7 @@ async def accepted(door: Door, model: LoadedModel, ask: Ask) -> OpenAnswer:
     if isinstance(first, Progress):
         return OpenAnswer(events, first)
     await events.aclose()
-    raise of_failure(first) if isinstance(first, Failed) else _ended_early()
-
-
-def _ended_early() -> ApiError:
-    return of_exception(ShuttingDownError("the server ended this answer: it is shutting down"))
+    raise of_failure(first) if isinstance(first, Failed) else ended_early()
 
 
 async def all_accepted(door: Door, model: LoadedModel, asks: Sequence[Ask]) -> list[OpenAnswer]:
@@ -149,23 +146,9 @@ async def close_all(answers: Sequence[OpenAnswer]) -> None:
     await asyncio.gather(*(answer.close() for answer in answers))
 
 
-@dataclass
-class Failure:
-    """What ended a stream in its middle, if something did."""
-
-    error: ApiError | None = None
-
-
-@contextlib.asynccontextmanager
-async def telling_failure(*answers: OpenAnswer) -> AsyncIterator[Failure]:
-    """Run the body of a stream: closes its answers, and keeps the error that ends it, which the stream has to tell."""
-    failure = Failure()
-    try:
-        yield failure
-    except Exception as error:  # noqa: BLE001  the status went out long ago: only the stream can tell
-        failure.error = of_exception(error)
-    finally:
-        await close_all(answers)
+def error_event(error: Exception) -> bytes:
+    """Return the server-sent event that ends a stream in its middle."""
+    return data_event(of_exception(error).answer)
 
 
 async def merged(answers: Sequence[OpenAnswer]) -> AsyncGenerator[tuple[int, Chunk | Finished]]:

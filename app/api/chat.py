@@ -9,10 +9,11 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import Field, JsonValue
 from starlette.responses import Response
 
-from pinyon.app.api.answering import Extras, OpenAnswer, UsageShown, Whole, accepted, telling_failure
+from pinyon.app.api.answering import Extras, OpenAnswer, UsageShown, Whole, accepted, error_event
 from pinyon.app.api.door import Door, door_of
 from pinyon.app.api.errors import invalid
 from pinyon.app.api.fields import Fields, SamplingFields, TokenCount, checked, documented, json_body
+from pinyon.app.api.json_answer import JsonAnswer
 from pinyon.app.api.logprobs import ChatLogprobs, chat_logprobs
 from pinyon.app.api.messages import Messages
 from pinyon.app.api.sse import DONE, Stream, data_event, until_disconnect
@@ -46,7 +47,7 @@ class ResponseFormat(Fields):
         schema = None if self.json_schema is None else self.json_schema.schema_
         if schema is None:
             raise invalid("response_format.json_schema", "json_schema needs a `schema`")
-        return checked("response_format.json_schema.schema", lambda: grammar.json_schema(schema))
+        return checked("response_format.json_schema.schema", grammar.json_schema, schema)
 
 
 class ChatRequest(SamplingFields):
@@ -146,12 +147,12 @@ async def _respond(door: Door, body: ChatRequest) -> Response:
     answer = await accepted(door, model, ask)
     reply = _Reply(f"chatcmpl-{ask.id}", int(time.time()), model.name, body)
     if body.stream:
-        return Stream(reply.stream(answer), answer.comment)
+        return Stream(reply.stream(answer), error_event, answer.close, comment=answer.comment)
     try:
         choices, finished = await answer.whole(ask.n)
     finally:
         await answer.close()
-    return Response(msgspec.json.encode(reply.whole(choices, finished)), media_type="application/json")
+    return JsonAnswer(reply.whole(choices, finished))
 
 
 class _Reply:
@@ -161,7 +162,6 @@ class _Reply:
         self._head = (reply_id, "chat.completion.chunk", created, model)
         self._body = body
         self._no_usage = None if body.wants_usage else msgspec.UNSET
-        self._encode = msgspec.json.Encoder().encode
 
     def whole(self, parts: list[Whole], finished: Finished) -> ChatCompletion:
         reply_id, _, created, model = self._head
@@ -182,28 +182,25 @@ class _Reply:
         return chat_logprobs(part.logprobs) if self._body.logprobs else None
 
     async def stream(self, answer: OpenAnswer) -> AsyncGenerator[bytes]:
-        async with telling_failure(answer) as failure:
-            for index in range(self._body.n or 1):
-                yield self._event(ChunkChoice(index, Delta("assistant", "")))
-            async for event in answer.chunks():
-                if isinstance(event, Chunk):
-                    delta = Delta(None, event.text or None, event.reasoning or None)
-                    yield self._event(ChunkChoice(event.index, delta, self._logprobs(event)))
-                else:
-                    for piece in self._end(event):
-                        yield piece
-        if failure.error is not None:
-            yield data_event(failure.error.body())
+        for index in range(self._body.n or 1):
+            yield self._event(ChunkChoice(index, Delta("assistant", "")))
+        async for event in answer.chunks():
+            if isinstance(event, Chunk):
+                delta = Delta(None, event.text or None, event.reasoning or None)
+                yield self._event(ChunkChoice(event.index, delta, self._logprobs(event)))
+            else:
+                for piece in self._end(event):
+                    yield piece
 
-    def _event(self, *choices: ChunkChoice) -> bytes:
-        return data_event(self._encode(ChatChunk(*self._head, choices, self._no_usage)))
+    def _event(self, choice: ChunkChoice) -> bytes:
+        return data_event(ChatChunk(*self._head, (choice,), self._no_usage))
 
     def _end(self, finished: Finished) -> Iterable[bytes]:
         last = len(finished.reasons) - 1
         for index, reason in enumerate(finished.reasons):
             extras = Extras.of(finished, self._body.ignored()) if index == last else msgspec.UNSET
             choice = ChunkChoice(index, Delta(), finish_reason=str(reason))
-            yield data_event(self._encode(ChatChunk(*self._head, (choice,), self._no_usage, extras)))
+            yield data_event(ChatChunk(*self._head, (choice,), self._no_usage, extras))
         if self._body.wants_usage:
-            yield data_event(self._encode(ChatChunk(*self._head, (), UsageShown.of(finished.usage))))
+            yield data_event(ChatChunk(*self._head, (), UsageShown.of(finished.usage)))
         yield DONE

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Iterable
+from functools import partial
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -16,12 +17,13 @@ from pinyon.app.api.answering import (
     UsageShown,
     all_accepted,
     close_all,
+    error_event,
     merged,
-    telling_failure,
 )
 from pinyon.app.api.door import Door, door_of
 from pinyon.app.api.errors import invalid
 from pinyon.app.api.fields import SamplingFields, bounded, documented, json_body
+from pinyon.app.api.json_answer import JsonAnswer
 from pinyon.app.api.logprobs import TextLogprobs, text_logprobs
 from pinyon.app.api.sse import DONE, Stream, data_event, until_disconnect
 from pinyon.app.ask import Ask, RawText, RawTokens
@@ -116,25 +118,20 @@ async def completions(
 async def _respond(door: Door, body: CompletionRequest) -> Response:
     asks = body.asks()
     model = await door.model(body.model)
-    echoes = [await _shown(model, ask.prompt) if body.echo else "" for ask in asks]
+    echoes = [await _shown(model, prompt) if body.echo else "" for prompt in body.prompts()]
     answers = await all_accepted(door, model, asks)
     reply = _Reply(f"cmpl-{asks[0].id}", int(time.time()), model.name, body, echoes)
     if body.stream:
-        return Stream(reply.stream(answers), answers[0].comment)
+        return Stream(reply.stream(answers), error_event, partial(close_all, answers), comment=answers[0].comment)
     try:
-        return Response(await reply.whole(answers), media_type="application/json")
+        return JsonAnswer(await reply.whole(answers))
     finally:
         await close_all(answers)
 
 
-async def _shown(model: LoadedModel, prompt: object) -> str:
+async def _shown(model: LoadedModel, prompt: RawText | RawTokens) -> str:
     """Return a prompt as text."""
-    match prompt:
-        case RawText(text):
-            return text
-        case RawTokens(ids):
-            return await model.detokenize(ids)
-    raise TypeError(f"{type(prompt).__name__} is no prompt of this route")
+    return prompt.text if isinstance(prompt, RawText) else await model.detokenize(prompt.ids)
 
 
 class _Reply:
@@ -149,7 +146,7 @@ class _Reply:
         self._offsets = [0] * (len(echoes) * self._n)
         self._ends: dict[int, Finished] = {}
 
-    async def whole(self, answers: list[OpenAnswer]) -> bytes:
+    async def whole(self, answers: list[OpenAnswer]) -> Completion:
         choices = []
         for number, answer in enumerate(answers):
             parts, finished = await answer.whole(self._n)
@@ -158,14 +155,14 @@ class _Reply:
                 text = self._echoes[number] + "".join(part.text)
                 logprobs = None if self._top is None else text_logprobs(part.logprobs, 0, with_top=self._top > 0)
                 choices.append(TextChoice(number * self._n + index, text, logprobs, str(reason)))
-        return msgspec.json.encode(Completion(*self._head, tuple(choices), self._usage(), self._extras()))
+        return Completion(*self._head, tuple(choices), self._usage(), self._extras())
 
     @property
     def _top(self) -> int | None:
         return self._body.logprobs
 
     async def stream(self, answers: list[OpenAnswer]) -> AsyncGenerator[bytes]:
-        async with telling_failure(*answers) as failure, contextlib.aclosing(merged(answers)) as events:
+        async with contextlib.aclosing(merged(answers)) as events:
             for index in range(len(self._offsets)) if self._body.echo else ():
                 yield self._event(TextChoice(index, self._echoes[index // self._n]))
             async for number, event in events:
@@ -174,11 +171,9 @@ class _Reply:
                 else:
                     for piece in self._end(number, event):
                         yield piece
-        if failure.error is not None:
-            yield data_event(failure.error.body())
 
     def _event(self, choice: TextChoice) -> bytes:
-        return data_event(msgspec.json.encode(Completion(*self._head, (choice,), self._no_usage)))
+        return data_event(Completion(*self._head, (choice,), self._no_usage))
 
     def _choice(self, index: int, chunk: Chunk) -> TextChoice:
         if self._top is None:
@@ -194,10 +189,10 @@ class _Reply:
         for index, reason in enumerate(finished.reasons):
             choice = TextChoice(number * self._n + index, "", None, str(reason))
             extras = self._extras() if is_last and index == self._n - 1 else msgspec.UNSET
-            yield data_event(msgspec.json.encode(Completion(*self._head, (choice,), self._no_usage, extras)))
+            yield data_event(Completion(*self._head, (choice,), self._no_usage, extras))
         if is_last:
             if self._body.wants_usage:
-                yield data_event(msgspec.json.encode(Completion(*self._head, (), self._usage())))
+                yield data_event(Completion(*self._head, (), self._usage()))
             yield DONE
 
     def _usage(self) -> UsageShown:

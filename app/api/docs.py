@@ -14,18 +14,18 @@ from starlette.responses import HTMLResponse
 from pinyon.app.api.chat import ChatChunk, ChatCompletion, ChatRequest
 from pinyon.app.api.completions import Completion, CompletionRequest
 from pinyon.app.api.errors import ErrorAnswer
+from pinyon.app.api.fields import SCHEMAS, reference
 from pinyon.app.api.tokens import DetokenizedText, DetokenizeRequest, TokenizeRequest, TokenList
 from pinyon.app.limits import TABLE
 
 router = APIRouter()
 
-REFERENCE = "#/components/schemas/{}"
 BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 ANSWERS = (ErrorAnswer, ChatCompletion, ChatChunk, Completion, TokenList, DetokenizedText)
 
 _ERROR = {
     "description": "An error.",
-    "content": {"application/json": {"schema": {"$ref": REFERENCE.format("ErrorAnswer")}}},
+    "content": {"application/json": {"schema": reference(ErrorAnswer)}},
 }
 
 
@@ -33,10 +33,8 @@ def openapi(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI document: FastAPI's, with the schemas of bodies and answers."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=version("pinyon"), routes=app.routes)
-        _, bodies = models_json_schema(
-            [(body, "validation") for body in BODIES], ref_template=REFERENCE.format("{model}")
-        )
-        _, answers = msgspec.json.schema_components(ANSWERS, ref_template=REFERENCE.format("{name}"))
+        _, bodies = models_json_schema([(body, "validation") for body in BODIES], ref_template=f"{SCHEMAS}{{model}}")
+        _, answers = msgspec.json.schema_components(ANSWERS, ref_template=f"{SCHEMAS}{{name}}")
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         for operation in (about for methods in document["paths"].values() for about in methods.values()):
             operation["responses"].pop("422", None)  # FastAPI's own; what is wrong with a request is told with 400

@@ -185,6 +185,10 @@ def shutting_down() -> ShuttingDownError:
     return ShuttingDownError("the server is shutting down and takes no new requests")
 
 
+def ended_early() -> ShuttingDownError:
+    return ShuttingDownError("the server ended this answer: it is shutting down")
+
+
 def door_of(request: Request) -> Door:
     """Return the door of the server that a request came to."""
     door = request.app.state.door

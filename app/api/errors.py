@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass, field
 from functools import singledispatch
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 from fastapi.exceptions import RequestValidationError
@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pinyon.app.api.json_answer import JsonAnswer
 from pinyon.app.errors import AppError, BusyError, ModelSlotError, ShuttingDownError
 from pinyon.app.limits import RETRY_AFTER_S
 from pinyon.engine.errors import EngineError
@@ -57,6 +58,11 @@ class ErrorBody(msgspec.Struct, frozen=True):
 class ErrorAnswer(msgspec.Struct, frozen=True):
     error: ErrorBody
 
+    @classmethod
+    def of(cls, status: int, message: str, code: str | None, param: str | None = None, **data: int) -> Self:
+        kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+        return cls(ErrorBody(message, kind, param, code, **data))
+
 
 @dataclass
 class ApiError(Exception):
@@ -69,12 +75,9 @@ class ApiError(Exception):
     headers: dict[str, str] = field(default_factory=dict)
     data: dict[str, int] = field(default_factory=dict)
 
-    def body(self) -> bytes:
-        kind = "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
-        return msgspec.json.encode(ErrorAnswer(ErrorBody(self.message, kind, self.param, self.code, **self.data)))
-
-    def response(self) -> Response:
-        return Response(self.body(), self.status, self.headers, "application/json")
+    @property
+    def answer(self) -> ErrorAnswer:
+        return ErrorAnswer.of(self.status, self.message, self.code, self.param, **self.data)
 
 
 def invalid(param: str, message: str) -> ApiError:
@@ -193,4 +196,5 @@ def _depth(found: ErrorDetails) -> tuple[int, bool]:
 
 async def handle(_request: Request, error: Exception) -> Response:
     """Answer a request whose route raised."""
-    return of_exception(error).response()
+    told = of_exception(error)
+    return JsonAnswer(told.answer, told.status, told.headers)

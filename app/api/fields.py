@@ -23,6 +23,8 @@ from pinyon.engine.errors import InvalidRequestError
 from pinyon.engine.request import MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_TOKENS, MIN_DIVISOR, SEED_LIMIT, Grammar
 
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)  # not inside a literal of Lark
+SCHEMAS = "#/components/schemas/"
+"""Where the OpenAPI document keeps them."""
 DIGITS = "^[0-9]{1,9}$"
 
 
@@ -145,13 +147,10 @@ class SamplingFields(Fields):
     def grammars(self) -> Iterable[tuple[str, Grammar]]:
         """Yield the grammars asked for, with their fields' names. Raises ApiError for one that cannot be used."""
         if self.regex is not None:
-            yield "regex", checked("regex", lambda: grammar.regex(self.regex or ""))
+            yield "regex", checked("regex", grammar.regex, self.regex)
         if self.grammar is not None:
-            source = self.grammar
-            yield (
-                "grammar",
-                checked("grammar", lambda: (grammar.gbnf if _GBNF_RULE.search(source) else grammar.lark)(source)),
-            )
+            make = grammar.gbnf if _GBNF_RULE.search(self.grammar) else grammar.lark
+            yield "grammar", checked("grammar", make, self.grammar)
 
     def only_grammar(self) -> Grammar | None:
         """Return the grammar of the answer. Raises ApiError where several are asked for."""
@@ -162,6 +161,7 @@ class SamplingFields(Fields):
 
 
 FieldsT = TypeVar("FieldsT", bound=Fields)
+_Source = TypeVar("_Source")
 
 
 def json_body(model: type[FieldsT]) -> Callable[[Request], Awaitable[FieldsT]]:
@@ -189,10 +189,10 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def checked(param: str, make: Callable[[], Grammar]) -> Grammar:
-    """Return a grammar made of a field. Raises ApiError that names the field."""
+def checked(param: str, make: Callable[[_Source], Grammar], source: _Source) -> Grammar:
+    """Return the grammar that is made of a field's value. Raises ApiError that names the field."""
     try:
-        return make()
+        return make(source)
     except InvalidRequestError as error:
         raise invalid(param, str(error)) from error
 
@@ -208,4 +208,4 @@ def documented(body: type[Fields], answer: type[msgspec.Struct]) -> dict[str, Js
 
 
 def reference(kind: type) -> dict[str, JsonValue]:
-    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+    return {"$ref": f"{SCHEMAS}{kind.__name__}"}

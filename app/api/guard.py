@@ -18,7 +18,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pinyon.app import limits
-from pinyon.app.api.errors import ErrorAnswer, ErrorBody
+from pinyon.app.api.errors import ErrorAnswer
 from pinyon.app.api.reach import bracketed, host_names
 from pinyon.app.errors import UsageError
 from pinyon.models.disk import printable
@@ -51,8 +51,7 @@ class Refusal:
 
     @property
     def body(self) -> bytes:
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return msgspec.json.encode(ErrorAnswer(ErrorBody(self.message, kind, None, self.code)))
+        return msgspec.json.encode(ErrorAnswer.of(self.status, self.message, self.code))
 
     @property
     def headers(self) -> Headers:

@@ -5,6 +5,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from pinyon.app.api.door import Door, door_of
+from pinyon.app.api.json_answer import JsonAnswer
 from pinyon.engine.client import EngineState
 
 router = APIRouter()
@@ -29,14 +30,14 @@ class Health(msgspec.Struct, frozen=True):
 @router.get("/health")
 async def health(request: Request) -> Response:
     """Tell how the server is; 200 as long as it lives."""
-    return _answer(_health(door_of(request)), 200)
+    return JsonAnswer(_health(door_of(request)))
 
 
 @router.get("/health/ready", responses={503: {"description": "Not ready."}})
 async def ready(request: Request) -> Response:
     """The same, with 503 until the server is ready: for whoever waits for the model."""
     found = _health(door_of(request))
-    return _answer(found, 200 if found.ready else 503)
+    return JsonAnswer(found, 200 if found.ready else 503)
 
 
 def _health(door: Door) -> Health:
@@ -46,7 +47,3 @@ def _health(door: Door) -> Health:
     engine = EngineHealth(state, None if loaded is None else loaded.name, door.running, door.waiting)
     status = "shutting_down" if door.is_draining else "ok" if is_ready else str(state)
     return Health(status, live=True, ready=is_ready, engine=engine)
-
-
-def _answer(found: Health, status: int) -> Response:
-    return Response(msgspec.json.encode(found), status, media_type="application/json")

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from pinyon.app.api.door import Door, door_of
 from pinyon.app.api.errors import unknown_model
+from pinyon.app.api.json_answer import JsonAnswer
 from pinyon.models.errors import ModelError
 from pinyon.models.gguf_header import read_header
 from pinyon.models.model_record import FileIdentity, Record
@@ -38,7 +39,7 @@ async def models(request: Request) -> Response:
     """List the models of this machine."""
     door = door_of(request)
     shown = await asyncio.to_thread(lambda: [_shown(door, record) for record in _records(door)])
-    return Response(msgspec.json.encode(ModelList("list", shown)), media_type="application/json")
+    return JsonAnswer(ModelList("list", shown))
 
 
 @router.get("/v1/models/{name:path}")
@@ -50,7 +51,7 @@ async def model(request: Request, name: str) -> Response:
     if found is None:
         raise unknown_model(name)
     shown = await asyncio.to_thread(_shown, door, found)
-    return Response(msgspec.json.encode(shown), media_type="application/json")
+    return JsonAnswer(shown)
 
 
 def _records(door: Door) -> list[Record]:

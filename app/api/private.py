@@ -14,15 +14,15 @@ from http import HTTPStatus
 from importlib.metadata import version
 from typing import Final
 
-import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from pinyon.app import wire
-from pinyon.app.api.door import Door, door_of, shutting_down
+from pinyon.app.api.door import Door, door_of, ended_early, shutting_down
 from pinyon.app.api.errors import ApiError, invalid, of_exception
+from pinyon.app.api.json_answer import JsonAnswer
 from pinyon.app.api.sse import Stream
-from pinyon.app.errors import AppError, ServerError, ShuttingDownError
+from pinyon.app.errors import AppError, ServerError
 from pinyon.app.running import KEY_HEADER, is_challenge, key, proof
 from pinyon.app.service import LoadedModel
 from pinyon.engine.errors import DoesNotFitError, EngineError
@@ -41,7 +41,7 @@ async def identity(request: Request, challenge: str = "") -> Response:
     """Prove to be the server of server.json."""
     if not is_challenge(challenge):
         raise invalid("challenge", "challenge: 32 to 128 hex digits are needed")
-    return _json(wire.Identity(proof(_nonce(request), challenge)))
+    return JsonAnswer(wire.Identity(proof(_nonce(request), challenge)))
 
 
 @router.get("/status")
@@ -49,7 +49,7 @@ async def status(request: Request) -> Response:
     """Tell what the server is doing."""
     door = _door(request)
     loaded = door.service.loaded
-    return _json(
+    return JsonAnswer(
         wire.Status(
             pid=os.getpid(),
             version=version("pinyon"),
@@ -143,25 +143,20 @@ async def _events(door: Door, wanted: wire.Generate) -> AsyncGenerator[Event]:
     async with contextlib.aclosing(door.events(model, wanted.ask)) as events:
         async for event in events:
             if isinstance(event, Finished) and door.is_draining and FinishReason.CANCELLED in event.reasons:
-                raise ShuttingDownError("the server ended this answer: it is shutting down")
+                raise ended_early()
             yield event
 
 
-def _json(answer: wire.Identity | wire.Status) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")
-
-
 def _messages(messages: AsyncGenerator[wire.FromServer]) -> Stream:
-    return Stream(_told(messages), media_type="application/octet-stream")
+    return Stream(_frames(messages), _error_frame, messages.aclose, media_type="application/octet-stream")
 
 
-async def _told(messages: AsyncGenerator[wire.FromServer]) -> AsyncGenerator[bytes]:
-    """Yield the messages as frames; an error becomes the last one."""
-    async with contextlib.aclosing(messages):
-        try:
-            async for message in messages:
-                yield wire.encode(message)
-        except (AppError, EngineError, ModelError) as error:
-            yield wire.encode(wire.Refused.of(error))
-        except Exception as error:  # noqa: BLE001  the status went out long ago: only the stream can tell
-            yield wire.encode(wire.Refused.of(ServerError(of_exception(error).message)))
+async def _frames(messages: AsyncGenerator[wire.FromServer]) -> AsyncGenerator[bytes]:
+    async for message in messages:
+        yield wire.encode(message)
+
+
+def _error_frame(error: Exception) -> bytes:
+    if not isinstance(error, AppError | EngineError | ModelError):
+        error = ServerError(of_exception(error).message)
+    return wire.encode(wire.Refused.of(error))

@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Final, TypeVar
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -20,9 +21,9 @@ class ClientGoneError(Exception):
     """The client has closed its connection: whatever is answered now, nobody reads."""
 
 
-def data_event(payload: bytes) -> bytes:
-    """Return a server-sent event of one line of JSON."""
-    return b"data: " + payload + b"\n\n"
+def data_event(content: msgspec.Struct) -> bytes:
+    """Return a server-sent event that carries an object as JSON."""
+    return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[None, None, T]) -> T:
@@ -54,15 +55,18 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class Stream(Response):
-    """Sends the pieces of a generator as they come, its headers at once; closes the generator whatever happens.
+    """Sends the pieces of a generator as they come, its headers at once; closes the generator, then calls `close`, whatever happens.
 
-    `comment` gives the text of a comment that is sent when nothing else was for SSE_COMMENT_S, or None where the format has none:
+    An exception of the generator ends the stream with the piece that `on_error` makes of it: the status went out long ago. `comment` gives the text of a comment that is sent when nothing else was for SSE_COMMENT_S, or None where the format has none:
     some clients and proxies give up on a connection that is silent for 30 seconds.
     """
 
     def __init__(
         self,
         pieces: AsyncGenerator[bytes],
+        on_error: Callable[[Exception], bytes],
+        close: Callable[[], Awaitable[None]],
+        *,
         comment: Callable[[], str] | None = None,
         media_type: str = "text/event-stream",
         silence_s: float = SSE_COMMENT_S,
@@ -70,14 +74,19 @@ class Stream(Response):
         super().__init__(media_type=media_type, headers={"X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._pieces = pieces
+        self._on_error = on_error
+        self._close = close
         self._comment = comment
         self._silence_s = silence_s
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        with contextlib.suppress(ClientGoneError):
-            async with contextlib.aclosing(self._pieces):
-                await until_disconnect(receive, self._send_all(send))
+        try:
+            with contextlib.suppress(ClientGoneError):
+                async with contextlib.aclosing(self._pieces):
+                    await until_disconnect(receive, self._send_all(send))
+        finally:
+            await self._close()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -87,6 +96,8 @@ class Stream(Response):
             async for piece in self._pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
                 self._last_sent = time.monotonic()
+        except Exception as error:  # noqa: BLE001  only the stream itself can tell
+            await send({"type": "http.response.body", "body": self._on_error(error), "more_body": True})
         finally:
             commenting.cancel()
         await send({"type": "http.response.body", "body": b""})

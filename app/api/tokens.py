@@ -10,6 +10,7 @@ from pinyon.app.api.completions import TokenId
 from pinyon.app.api.door import Door, door_of
 from pinyon.app.api.errors import invalid
 from pinyon.app.api.fields import Fields, ModelName, bounded, documented, json_body
+from pinyon.app.api.json_answer import JsonAnswer
 from pinyon.app.api.messages import Messages
 from pinyon.app.api.sse import until_disconnect
 from pinyon.app.ask import Chat, Prompt, RawText
@@ -62,7 +63,7 @@ async def _tokenize(door: Door, body: TokenizeRequest) -> Response:
     prompt = body.as_prompt()
     model = await door.model(body.model)
     ids = await model.tokenize(prompt)
-    return _json(TokenList(model.name, ids, len(ids), model.context_tokens))
+    return JsonAnswer(TokenList(model.name, ids, len(ids), model.context_tokens))
 
 
 @router.post("/v1/detokenize", openapi_extra=documented(DetokenizeRequest, DetokenizedText))
@@ -75,8 +76,4 @@ async def detokenize(
 
 async def _detokenize(door: Door, body: DetokenizeRequest) -> Response:
     model = await door.model(body.model)
-    return _json(DetokenizedText(model.name, await model.detokenize(tuple(body.tokens))))
-
-
-def _json(answer: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return JsonAnswer(DetokenizedText(model.name, await model.detokenize(tuple(body.tokens))))

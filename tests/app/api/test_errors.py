@@ -79,7 +79,7 @@ def test_every_other_error_of_the_layers_is_hidden(module):
         if not issubclass(kind, FOR_CLIENTS):
             error = kind.__new__(kind, LEAKY)
             assert str(error) == LEAKY
-            assert leaks_in(of_exception(error).body()) == []
+            assert leaks_in(msgspec.json.encode(of_exception(error).answer)) == []
 
 
 async def test_what_is_hidden_from_clients_is_in_the_log(api, caplog):
@@ -181,7 +181,7 @@ def test_very_many_faults_are_only_counted(count, message):
 
 
 def test_an_error_is_one_object_of_openai_s():
-    body = msgspec.json.decode(invalid("n", "n is 9").body())
+    body = msgspec.json.decode(msgspec.json.encode(invalid("n", "n is 9").answer))
     assert body == {
         "error": {"message": "n is 9", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}
     }

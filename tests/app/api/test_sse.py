@@ -1,7 +1,6 @@
 """Streams to clients that may leave or stop reading at any moment; and that the tests' own reader of streams is strict."""
 
 import asyncio
-import json
 
 import pytest
 from http_asking import CHAT, COMPLETIONS, Visitor, chat_body, settle, text_body
@@ -45,8 +44,35 @@ async def pieces(*texts, then=None, closed=None):
             closed.append(True)
 
 
+def stream_of(made, closed=None, **options):
+    async def close():
+        if closed is not None:
+            closed.append("all")
+
+    return Stream(made, lambda error: f"! {error}".encode(), close, **options)
+
+
+async def failing():
+    yield b"a"
+    raise ValueError("broken")
+
+
+async def test_an_error_in_the_middle_is_the_last_piece(wire):
+    closed = []
+    await stream_of(failing(), closed)({}, wire.receive, wire.send)
+    assert wire.body == b"a! broken"
+    assert closed == ["all"]
+
+
+async def test_what_belongs_to_a_stream_is_closed_though_it_never_began(wire):
+    closed = []
+    wire.left.set()
+    await stream_of(pieces(b"a"), closed)({}, wire.receive, wire.send)
+    assert closed == ["all"]
+
+
 async def test_pieces_go_out_one_by_one_and_the_end_is_told(wire):
-    await Stream(pieces(b"a", b"b"))({}, wire.receive, wire.send)
+    await stream_of(pieces(b"a", b"b"))({}, wire.receive, wire.send)
     start, *bodies = wire.sent
     assert start["status"] == 200
     assert dict(start["headers"]) == {
@@ -61,7 +87,7 @@ async def test_pieces_go_out_one_by_one_and_the_end_is_told(wire):
 
 
 async def test_the_headers_go_out_before_the_first_piece(wire):
-    streaming = asyncio.ensure_future(Stream(pieces(then=asyncio.Event()))({}, wire.receive, wire.send))
+    streaming = asyncio.ensure_future(stream_of(pieces(then=asyncio.Event()))({}, wire.receive, wire.send))
     await settle()
     assert [message["type"] for message in wire.sent] == ["http.response.start"]
     wire.left.set()
@@ -70,7 +96,7 @@ async def test_the_headers_go_out_before_the_first_piece(wire):
 
 async def test_a_silent_stream_sends_comments_and_a_lively_one_none(wire):
     more = asyncio.Event()
-    stream = Stream(pieces(b"a", then=more), lambda: "3 of 9", silence_s=0.01)
+    stream = stream_of(pieces(b"a", then=more), comment=lambda: "3 of 9", silence_s=0.01)
     streaming = asyncio.ensure_future(stream({}, wire.receive, wire.send))
     while len(wire.sent) < 4:
         await asyncio.sleep(0.001)
@@ -78,14 +104,14 @@ async def test_a_silent_stream_sends_comments_and_a_lively_one_none(wire):
     await streaming
     assert wire.body.startswith(b"a: 3 of 9\n\n: 3 of 9\n\n")
     wire.sent.clear()
-    await Stream(pieces(b"a", b"b"), lambda: "never", silence_s=60)({}, wire.receive, wire.send)
+    await stream_of(pieces(b"a", b"b"), comment=lambda: "never", silence_s=60)({}, wire.receive, wire.send)
     assert wire.body == b"ab"
 
 
 async def test_a_stream_whose_client_leaves_is_closed_and_sends_no_end(wire):
     closed = []
     streaming = asyncio.ensure_future(
-        Stream(pieces(b"a", then=asyncio.Event(), closed=closed))({}, wire.receive, wire.send)
+        stream_of(pieces(b"a", then=asyncio.Event(), closed=closed))({}, wire.receive, wire.send)
     )
     await settle()
     wire.left.set()
@@ -186,7 +212,7 @@ def chunk(delta=None, finish=None, index=0, **more):
 
 
 def raw(*documents, end=DONE):
-    return b"".join(data_event(json.dumps(document).encode()) for document in documents) + end
+    return b"".join(data_event(document) for document in documents) + end
 
 
 ROLE, TEXT = chunk({"role": "assistant", "content": ""}), chunk({"content": "a"})
