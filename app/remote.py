@@ -20,7 +20,6 @@ from pinyon.app.settings import Folders
 from pinyon.engine.errors import DoesNotFitError, EngineError, ProtocolError
 from pinyon.engine.events import Event, Failed, FailureKind, Finished
 from pinyon.engine.protocol import FrameBuffer, Loading
-from pinyon.models.disk import printable
 
 PROOF_S: Final = 1.0
 """How long a server may take to prove itself; past that a command does without it."""
@@ -33,14 +32,11 @@ async def find_server(folders: Folders) -> "RemoteService | None":
     """Return the running server of this user; None where there is none, or something else answers at its address.
 
     Until the proof nothing is sent but a random challenge.
-
-    Raises:
-        ServerError: it wants a token that cannot be read.
     """
     server = read_server(folders)
     if server is None or not await _proves_itself(server):
         return None
-    return RemoteService(server, None if server.token_file is None else _read_token(Path(server.token_file)))
+    return RemoteService(server)
 
 
 async def _proves_itself(server: ServerFile) -> bool:
@@ -82,24 +78,13 @@ async def _read(reply: httpx.Response) -> bytes:
     return bytes(body)
 
 
-def _read_token(path: Path) -> str:
-    try:
-        return path.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ServerError(
-            f"the running server wants the token in {printable(path)}, which cannot be read: {error}"
-        ) from error
-
-
 class RemoteService:
     """A running server that has proved itself."""
 
-    def __init__(self, server: ServerFile, token: str | None) -> None:
+    def __init__(self, server: ServerFile) -> None:
         self.url = server.url
         self.pid = server.pid
         self._headers = {KEY_HEADER: key(server.nonce)}
-        if token is not None:
-            self._headers["Authorization"] = f"Bearer {token}"
 
     async def status(self) -> wire.Status:
         """Return what the server is doing. Raises ServerError."""

@@ -24,7 +24,7 @@ _CHALLENGE = re.compile("[0-9a-f]{32,128}")
 
 
 class ServerFile(msgspec.Struct, frozen=True):
-    """What server.json says. `token_file` holds the token that the server wants, None where it wants none."""
+    """What server.json says. `token_file` is for the user's other programs; commands show the nonce's key instead."""
 
     url: str
     pid: int

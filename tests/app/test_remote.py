@@ -76,9 +76,9 @@ async def found(folders, url, token_file=None):
 
 
 @contextlib.asynccontextmanager
-async def service(*answers, token=None):
+async def service(*answers):
     async with answering(*answers) as server:
-        yield RemoteService(ServerFile(server.url, os.getpid(), NONCE), token), server
+        yield RemoteService(ServerFile(server.url, os.getpid(), NONCE)), server
 
 
 async def test_a_server_that_proves_itself_is_found(folders):
@@ -135,20 +135,15 @@ async def test_an_address_where_nobody_is_is_no_server(folders, url):
     assert await found(folders, url) is None
 
 
-async def test_key_and_token_are_sent_once_the_server_has_proved_itself(folders, tmp_path):
+async def test_the_key_is_sent_once_the_server_has_proved_itself_and_the_token_never(folders, tmp_path):
     token_file = tmp_path / "token"
     token_file.write_text("the-token-of-this-user\n")
     async with answering(honest, messages(LOADED)) as server:
         await (await found(folders, server.url, str(token_file))).load(None, None, print)
-    assert b"Bearer the-token-of-this-user\r\n" in server.requests[1]
     assert key(NONCE).encode() in server.requests[1]
-    assert NONCE.encode() not in b"".join(server.requests)
-
-
-async def test_a_token_that_cannot_be_read_is_told(folders):
-    async with answering(honest) as server:
-        with pytest.raises(ServerError, match="/nowhere"):
-            await found(folders, server.url, "/nowhere")
+    sent = b"".join(server.requests)
+    assert NONCE.encode() not in sent
+    assert b"the-token" not in sent
 
 
 async def test_loading_is_shown_and_gives_the_model():
@@ -248,7 +243,7 @@ async def test_leaving_an_answer_early_closes_its_connection():
 
     async with await asyncio.start_server(stream, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        model = RemoteModel(RemoteService(ServerFile(url, 1, NONCE), None), LOADED)
+        model = RemoteModel(RemoteService(ServerFile(url, 1, NONCE)), LOADED)
         async with contextlib.aclosing(model.generate(ASK)) as events:
             assert await anext(events) == Progress(0, 1)
         async with asyncio.timeout(5):

@@ -399,19 +399,19 @@ async def test_a_token_in_the_address_does_not_count(name):
     assert (await ask(CLOSED, query=name + b"=" + TOKEN.encode(), app=pytest.fail)).status == 401
 
 
-async def test_only_health_and_identity_are_free_of_the_token():
-    for path in ("/health", "/health/", "/health/live", "/pinyon/identity"):
+async def test_only_health_and_the_routes_with_a_key_of_their_own_are_free_of_the_token():
+    for path in ("/health", "/health/", "/health/live", "/pinyon/identity", "/pinyon/load"):
         assert (await ask(CLOSED, path=path)).status == 200
     for path in (
         "/healthy",
         "//health",
         "/v1/health",
         "/Health",
-        "/pinyon/identity/",
+        "/pinyonx/load",
+        "//pinyon/load",
         "/pinyon",
         "/docs",
         "/",
-        "/pinyon/identity?",
     ):
         assert (await ask(CLOSED, path=path)).status == 401
 
