@@ -24,8 +24,8 @@ KEPT: Final = SUBSCHEMA | SUBSCHEMAS | NAMED_SUBSCHEMAS | _COUNTS | _BOUNDS | _O
 """The keywords that an answer is held to. Annotations and names that no standard knows are dropped."""
 
 REFUSED: Final = frozenset(
-    "not if then else contains minContains maxContains uniqueItems propertyNames dependencies dependentRequired "
-    "dependentSchemas unevaluatedItems unevaluatedProperties additionalItems $dynamicRef $recursiveRef "
+    "not if then else contains minContains maxContains uniqueItems dependencies dependentRequired "
+    "dependentSchemas unevaluatedItems unevaluatedProperties $dynamicRef $recursiveRef "
     "disallow divisibleBy extends".split()
 )
 """The keywords, of any draft, that would restrict an answer and that llguidance cannot follow."""
@@ -55,6 +55,11 @@ _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 def refused(at: str, name: str, why: str) -> InvalidRequestError:
     """Return the error that names a keyword and the JSON pointer of its schema."""
     return InvalidRequestError(f"JSON schema, {name!r} at {shown(at)}: {why}")
+
+
+def joined(at: str, key: str) -> str:
+    """Append a key to a JSON pointer (RFC 6901)."""
+    return f"{at}/{key.replace('~', '~0').replace('/', '~1')}"
 
 
 def shown(value: object) -> str:

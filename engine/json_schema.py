@@ -21,11 +21,13 @@ from pinyon.engine.json_keywords import (
     Keywords,
     check_pattern,
     check_value,
+    joined,
     refused,
     settle_min_properties,
     shown,
     tighten_format,
 )
+from pinyon.engine.json_rewrites import rewritten
 
 MAX_BYTES: Final = 64 << 10
 MAX_DEPTH: Final = 32
@@ -96,6 +98,7 @@ class _Document:
         return kept
 
     def _keep_keywords(self, schema: Keywords, at: str) -> Keywords:
+        schema = rewritten(schema, at)
         for name, value in schema.items():
             if name in REFUSED and (name, value) != ("uniqueItems", False):
                 raise refused(at, name, "is not supported: remove it, or ask for it in the prompt")
@@ -119,7 +122,7 @@ class _Document:
             if name == "patternProperties":
                 for pattern in value:
                     check_pattern(pattern, at, name)
-            return {key: self.keep(item, _joined(inner, key)) for key, item in value.items()}
+            return {key: self.keep(item, joined(inner, key)) for key, item in value.items()}
         check_value(name, value, at)
         return value
 
@@ -226,7 +229,7 @@ def _needs_of_object(at: str, schema: Keywords) -> Iterator[list[str]]:
     assert isinstance(required, list), "checked when it was kept"
     for name in map(str, required):
         if name in properties:
-            yield [_joined(f"{at}/properties", name)]
+            yield [joined(f"{at}/properties", name)]
         elif "additionalProperties" in schema and "patternProperties" not in schema:
             yield [f"{at}/additionalProperties"]
 
@@ -243,11 +246,6 @@ def _needs_of_array(at: str, schema: Keywords) -> Iterator[list[str]]:
 def _length(schema: Keywords, name: str) -> int:
     value = schema.get(name, [])
     return len(value) if isinstance(value, list) else 0
-
-
-def _joined(at: str, key: str) -> str:
-    """Append a key to a JSON pointer (RFC 6901)."""
-    return f"{at}/{key.replace('~', '~0').replace('/', '~1')}"
 
 
 def _target(schema: Keywords) -> str:

@@ -57,8 +57,8 @@ def command(
         settings, model=model or settings.model, context=settings.context if context is None else context
     )
     store = Store(folders.models)
-    if model is not None:
-        store.resolve(model)
+    if settings.model is not None:
+        store.resolve(settings.model)
 
     async def prepare(service: Service, port: int) -> None:
         print(describe_reach(host, port), file=sys.stderr, flush=True)

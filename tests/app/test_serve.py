@@ -332,3 +332,7 @@ def test_a_stranger_on_the_port_of_a_stale_file_gets_neither_prompt_nor_token(ma
 )
 def test_a_server_that_cannot_start_says_why(alone, options, code, words):
     assert_refused(pinyon(alone, "serve", "--port", "0", *options), code, *words)
+
+
+def test_a_model_of_the_settings_that_is_not_here_is_told_at_the_start(alone):
+    assert_refused(pinyon(alone, "serve", "--port", "0", PINYON_MODEL="nope"), 3, "no model named nope")

@@ -72,6 +72,21 @@ HELD = [
     {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "null"}], "items": False},
     {"type": "array", "prefixItems": [{"type": "integer"}], "items": {"type": "boolean"}, "minItems": 2},
     {"type": "array", "uniqueItems": False},
+    {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "null"}},
+    {"type": "object", "propertyNames": {"enum": ["a", "b/~c"]}, "additionalProperties": {"type": "integer"}},
+    {"type": "object", "propertyNames": {"type": "string", "enum": ["a", "b"]}, "required": ["b"]},
+    {"type": "object", "propertyNames": {"enum": ["a", "a"]}, "additionalProperties": False},
+    {"type": "object", "propertyNames": {"pattern": "^[a-c]{2}$"}, "additionalProperties": {"type": "boolean"}},
+    {
+        "items": {
+            "type": "object",
+            "propertyNames": {"enum": ["x", "y"]},
+            "additionalProperties": {"$ref": "#/$defs/d"},
+        },
+        "type": "array",
+        "maxItems": 2,
+        "$defs": {"d": {"type": "array", "items": {"type": "null"}}},
+    },
     {"allOf": [{"type": "integer"}, {"minimum": 3}], "maximum": 9},
     {"type": "object", "allOf": [{"properties": {"a": {"type": "integer"}}}, {"required": ["a"]}]},
     {"type": "object", "properties": {"a": {"type": "integer"}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
@@ -98,20 +113,37 @@ def test_answers_are_valid(schema: object) -> None:
     assert [answer for answer in answers if not is_valid(schema, answer)] == []
 
 
+DRAFT_7 = [
+    {"type": "array", "items": [{"type": "integer"}, {"type": "null"}], "minItems": 2, "additionalItems": False},
+    {"type": "array", "items": [{"type": "integer"}], "additionalItems": {"type": "boolean"}, "maxItems": 3},
+    {"type": "array", "items": {"type": "null"}, "additionalItems": False, "maxItems": 2},
+    {"type": "array", "additionalItems": False, "maxItems": 2},
+]
+
+
+@pytest.mark.parametrize("schema", DRAFT_7, ids=str)
+def test_tuples_of_draft_7_are_enforced(schema: dict[str, object]) -> None:
+    answers = [answer for seed in range(12) if (answer := random_answer(json_schema(schema), seed)) is not None]
+    assert answers, "no walk ended"
+    assert [answer for answer in answers if not jsonschema.Draft7Validator(schema).is_valid(json.loads(answer))] == []
+
+
 REFUSED = [
     ({"not": {"type": "string"}}, "not"),
     ({"if": {"type": "string"}, "then": {"maxLength": 1}}, "if"),
     ({"type": "array", "uniqueItems": True}, "uniqueItems"),
     ({"contains": {"type": "null"}}, "contains"),
     ({"propertyNames": {"maxLength": 3}}, "propertyNames"),
+    ({"propertyNames": False}, "propertyNames"),
+    ({"propertyNames": {"enum": ["a"], "maxLength": 3}}, "propertyNames"),
+    ({"propertyNames": {"enum": ["a"]}, "properties": {"b": {}}}, "propertyNames"),
+    ({"propertyNames": {"pattern": "[a&&b]"}}, "patternProperties"),
     ({"dependentRequired": {"a": ["b"]}}, "dependentRequired"),
     ({"dependentSchemas": {"a": {}}}, "dependentSchemas"),
     ({"dependencies": {"a": ["b"]}}, "dependencies"),
     ({"unevaluatedProperties": False}, "unevaluatedProperties"),
     ({"unevaluatedItems": False}, "unevaluatedItems"),
     ({"$dynamicRef": "#a"}, "$dynamicRef"),
-    ({"items": {"additionalItems": False}}, "additionalItems"),
-    ({"items": [{"type": "null"}]}, "items"),
     ({"properties": {"a": {"$id": "https://example.com/a"}}}, "$id"),
     ({"type": "object", "minProperties": 2}, "minProperties"),
     ({"type": "object", "properties": {"a": {}, "b": {}}, "maxProperties": 1}, "maxProperties"),
@@ -313,6 +345,8 @@ def _schemas_over(inner: st.SearchStrategy[object]) -> st.SearchStrategy[object]
             "properties": named,
             "patternProperties": st.dictionaries(st.sampled_from(["^a", "b$"]), inner, max_size=1),
             "additionalProperties": inner,
+            "propertyNames": st.fixed_dictionaries({"enum": st.lists(names, max_size=3)})
+            | st.just({"type": "string", "pattern": "^a"}),
             "required": st.lists(names, max_size=2),
             "minProperties": st.integers(0, 1),
             "maxProperties": st.integers(0, 3),
