@@ -9,11 +9,18 @@ from typing import NoReturn
 
 
 def parse_arguments(description: str, *, rounds: int, peer: str | None = None) -> argparse.Namespace:
-    """Return `model` and `rounds`; and `peer`, a program that is described so, where there is one to compare with."""
+    """Return `model` and `rounds`; and where there is a program to compare with, described as `peer`, that and its `peer_option`s."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", required=True, metavar="FILE", help="GGUF file")
     if peer is not None:
         parser.add_argument("--peer", required=True, metavar="PROGRAM", help=peer)
+        parser.add_argument(
+            "--peer-option",
+            action="append",
+            default=[],
+            metavar="OPTION",
+            help="for the peer too; --peer-option=--fast",
+        )
     parser.add_argument("--rounds", type=int, default=rounds, help="alternating pairs of runs (default %(default)s)")
     return parser.parse_args()
 

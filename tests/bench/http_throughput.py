@@ -104,7 +104,12 @@ def main() -> None:
         tempfile.TemporaryDirectory() as home,
         pinyon_server(arguments.model, home, context_tokens=CONTEXT_TOKENS) as our_server,
         llama_server(
-            arguments.peer, arguments.model, context_tokens=CONTEXT_TOKENS, threads=threads, slots=max(CLIENTS)
+            arguments.peer,
+            arguments.model,
+            context_tokens=CONTEXT_TOKENS,
+            threads=threads,
+            slots=max(CLIENTS),
+            options=arguments.peer_option,
         ) as their_server,
     ):
         ours, theirs = Side("pinyon", our_server), Side("peer", their_server)

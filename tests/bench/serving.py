@@ -44,11 +44,13 @@ def pinyon_server(model: str, home: str, *, context_tokens: int, command: Sequen
 
 
 @contextlib.contextmanager
-def llama_server(program: str, model: str, *, context_tokens: int, threads: int, slots: int) -> Iterator[Server]:
+def llama_server(
+    program: str, model: str, *, context_tokens: int, threads: int, slots: int, options: Sequence[str] = ()
+) -> Iterator[Server]:
     """Run llama.cpp's server. The store of past prompts is off: prompts that never come again would only pay for it."""
     port = _free_port()
-    options = {"-m": model, "-c": context_tokens, "-np": slots, "-t": threads, "--port": port, "--cache-ram": 0}
-    arguments = (program, *(str(part) for option in options.items() for part in option), "--no-webui")
+    settings = {"-m": model, "-c": context_tokens, "-np": slots, "-t": threads, "--port": port, "--cache-ram": 0}
+    arguments = (program, *(str(part) for setting in settings.items() for part in setting), "--no-webui", *options)
     with _running(arguments, os.environ, port, "/health") as server:
         yield server
 
