@@ -57,7 +57,7 @@ def new_id() -> str:
 class Ask(msgspec.Struct, frozen=True):
     """What is wanted: `n` answers to one prompt. `max_tokens` None means until the context ends.
 
-    `logprobs` is as in the engine's request. `id` names the request from here to the engine.
+    `logprobs`, `use_cache` and `private` are as in the engine's request. `id` names the request from here to the engine.
     """
 
     prompt: Prompt
@@ -67,4 +67,6 @@ class Ask(msgspec.Struct, frozen=True):
     n: int = 1
     logprobs: int | None = None
     grammar: Grammar | None = None
+    use_cache: bool = True
+    private: bool = False
     id: str = msgspec.field(default_factory=new_id)

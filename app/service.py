@@ -12,6 +12,7 @@ from typing import Final, Protocol, Self
 
 from pinyon.app.ask import Ask, Chat, Prompt, RawText, RawTokens
 from pinyon.app.errors import ModelSlotError
+from pinyon.app.kv_budget import KvBudget, KvClaim, kv_budget
 from pinyon.app.settings import Folders, Settings
 from pinyon.engine.client import EngineClient, EngineState
 from pinyon.engine.config import EngineConfig, EngineInfo
@@ -128,6 +129,8 @@ class LoadedModel:
             n=ask.n,
             grammar=grammar,
             reasoning=reasoning,
+            use_cache=ask.use_cache,
+            private=ask.private,
         )
 
     async def _pieces(self, prompt: Prompt) -> tuple[Text | Tokens, ...]:
@@ -199,6 +202,8 @@ class Service:
         self._settings = settings
         self._sandbox = TemplateSandbox()
         self._grammars = GrammarChecker()
+        self._claim = KvClaim()
+        self._kv = KvBudget(0)
         self._slot: _Slot | None = None
         self._loaded: LoadedModel | None = None
         self._quarantined: dict[bytes, ModelQuarantinedError] = {}
@@ -274,9 +279,13 @@ class Service:
             model_path=os.fsencode(record.path),
             threads=self._settings.threads or usable_threads(),
             context_tokens=self._settings.context if context_tokens is None else context_tokens,
+            kv_ram_cap_bytes=self._kv.ram_cap_bytes,
+            kv_folder=None if self._kv.folder is None else os.fsencode(self._kv.folder),
+            kv_disk_cap_bytes=self._kv.disk_cap_bytes,
         )
 
     async def __aenter__(self) -> Self:
+        self._kv = await asyncio.to_thread(lambda: self._claim.claimed(kv_budget(self._folders, self._settings)))
         return self
 
     async def __aexit__(
@@ -288,4 +297,5 @@ class Service:
                 if slot.loading is not None:
                     await asyncio.wait((slot.loading,))
         finally:
+            self._claim.release()
             await self._sandbox.close()

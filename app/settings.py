@@ -24,6 +24,7 @@ class Folders:
     data: Path
     state: Path
     runtime: Path
+    cache: Path
 
     @classmethod
     def of_user(cls, environment: Mapping[str, str] = os.environ) -> "Folders":
@@ -33,9 +34,15 @@ class Folders:
                 root = Path(home).expanduser().absolute()
             except RuntimeError as error:
                 raise SettingsError(f"PINYON_HOME is {home!r}: {error}") from error
-            return cls(root / "config", root / "data", root / "state", root / "runtime")
+            return cls(root / "config", root / "data", root / "state", root / "runtime", root / "cache")
         dirs = PlatformDirs("pinyon", appauthor=False)
-        return cls(dirs.user_config_path, dirs.user_data_path, dirs.user_state_path, _runtime_folder(dirs))
+        return cls(
+            dirs.user_config_path,
+            dirs.user_data_path,
+            dirs.user_state_path,
+            _runtime_folder(dirs),
+            dirs.user_cache_path,
+        )
 
     @property
     def models(self) -> Path:
@@ -44,6 +51,10 @@ class Folders:
     @property
     def logs(self) -> Path:
         return self.state / "logs"
+
+    @property
+    def kv(self) -> Path:
+        return self.cache / "kv"
 
     @property
     def server_file(self) -> Path:
@@ -68,15 +79,21 @@ def _runtime_folder(dirs: PlatformDirs) -> Path:
 
 
 MAX_THREADS = 512
+_AtLeastZero = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`model` is used where none is named; `context` and `threads` None mean what suits the model and the machine."""
+    """`model` is used where none is named; `context` and `threads` None mean what suits the model and the machine.
+
+    `cache_ram_mib` and `cache_disk_mib` cap what computed prompts may take beside the context; 0 switches that off.
+    """
 
     model: str | None = None
     context: _AtLeastOne | None = None
     threads: Annotated[int, msgspec.Meta(ge=1, le=MAX_THREADS)] | None = None
+    cache_ram_mib: _AtLeastZero | None = None
+    cache_disk_mib: _AtLeastZero | None = None
 
 
 def load_settings(folders: Folders, environment: Mapping[str, str] = os.environ) -> Settings:

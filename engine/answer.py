@@ -37,9 +37,10 @@ class Answer:
             choices[0].prompt_tokens,
             sum(choice.completion_tokens for choice in choices),
             sum(choice.reasoning_tokens for choice in choices),
+            choices[0].cached_tokens,
         )
         reasons = tuple(cast("FinishReason", choice.reason) for choice in choices)
-        return Finished(reasons, usage, self._timings(), choices[0].seed)
+        return Finished(reasons, usage, self._timings(), choices[0].seed, choices[0].cache_report())
 
     def _timings(self) -> Timings:
         end = max(choice.ended or 0.0 for choice in self._choices)

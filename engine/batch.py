@@ -1,21 +1,22 @@
 """What one step computes: slices of sequences, in row order."""
 
 from dataclasses import dataclass
+from typing import Self
 
 from pinyon.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The next `rows` uncomputed tokens of a sequence."""
+    """The next `rows` uncomputed tokens of a sequence. With the last of its tokens it wants logits, which give the next one."""
 
     sequence: Sequence
     rows: int
+    wants_logits: bool
 
-    @property
-    def wants_logits(self) -> bool:
-        """Whether the slice reaches the sequence's last token, whose logits give the next one."""
-        return self.rows == self.sequence.uncomputed
+    @classmethod
+    def of(cls, sequence: Sequence, rows: int) -> Self:
+        return cls(sequence, rows, rows == sequence.uncomputed)
 
 
 @dataclass(frozen=True, slots=True)

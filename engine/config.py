@@ -5,25 +5,31 @@ import msgspec
 from pinyon.engine.request import SamplingParams
 
 DEFAULT_CONTEXT_TOKENS = 8192
-MAX_SEQUENCES = 64
+SEQUENCE_IDS = 64
+MAX_SEQUENCES = SEQUENCE_IDS - 1
+"""Blocks of KV are moved through the last id. With a sliding window half of the sequences only guard the other half."""
 MAX_STATEFUL_SEQUENCES = 8
 """For recurrent and hybrid models, which allocate a full state per sequence id."""
 CHUNK_ROWS = 64
 """Attention takes its tiled path from 64 rows; chunks of this size give the same bits wherever a prompt is cut."""
 LONG_TEXT_CHARS = 1 << 15
 """Some tokenizers take seconds from here on."""
-BATCH_ROWS = CHUNK_ROWS + MAX_SEQUENCES
+BATCH_ROWS = CHUNK_ROWS + SEQUENCE_IDS
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
     """`model_path` is a file system path in bytes, since paths need not be text.
 
-    `context_tokens` None means what the model was trained for, at most DEFAULT_CONTEXT_TOKENS.
+    `context_tokens` None means what the model was trained for, at most DEFAULT_CONTEXT_TOKENS. `kv_ram_cap_bytes` is the
+    room for blocks of KV beside the context; in `kv_folder`, a path in bytes, they may take `kv_disk_cap_bytes` more.
     """
 
     model_path: bytes
     threads: int
     context_tokens: int | None = None
+    kv_ram_cap_bytes: int = 0
+    kv_folder: bytes | None = None
+    kv_disk_cap_bytes: int = 0
 
 
 class EngineInfo(msgspec.Struct, frozen=True):

@@ -1,20 +1,28 @@
 """The step loop's body: schedule, run, apply. One thread; requests come and go between steps."""
 
+import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from pinyon.engine.answer import Answer, choice_sampling
+from pinyon.engine.answer_memory import AnswerMemory
 from pinyon.engine.batch import Batch
 from pinyon.engine.config import LONG_TEXT_CHARS
 from pinyon.engine.errors import ContextOverflowError, EngineError, InvalidRequestError
 from pinyon.engine.events import Event, FinishReason, Progress
 from pinyon.engine.gate import Constraint
+from pinyon.engine.kv_folder import DiskTier
 from pinyon.engine.native import Candidates, Logits
 from pinyon.engine.request import GenerateRequest, Grammar, Prompt, Tokens, text_chars
 from pinyon.engine.sampler import Sampler
 from pinyon.engine.scheduler import Scheduler
 from pinyon.engine.sequence import Sequence
+from pinyon.engine.shared_kv import SharedKv
 from pinyon.engine.vocab import Vocab
+
+if TYPE_CHECKING:
+    from pinyon.engine.cache_notes import CacheNotes
 
 Emitted: TypeAlias = tuple[str, Event]
 """A request's id and one of its events."""
@@ -42,16 +50,22 @@ class Engine:
         vocab: Vocab,
         runner: BatchRunner,
         scheduler: Scheduler,
+        kv: SharedKv,
         context_tokens: int,
         compile_grammar: Callable[[Grammar], Constraint],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.context_tokens = context_tokens
         self._vocab = vocab
         self._runner = runner
         self._scheduler = scheduler
+        self._kv = kv
+        self._clock = clock
         self._compile_grammar = compile_grammar
         self._candidates = Candidates(vocab.size)
         self._answers: dict[str, Answer] = {}
+        self._past_answers = AnswerMemory(vocab.token_bytes, vocab.is_control)
+        self._notes: CacheNotes | None = None
 
     @property
     def busy(self) -> bool:
@@ -61,7 +75,7 @@ class Engine:
         """Check a request, tokenise its prompt, compile its grammar. Safe in any thread; raises EngineError."""
         self._refuse_too_long(request.prompt)
         request.checked(self._vocab.size)
-        prompt = self._vocab.encode(request.prompt)
+        prompt = self._vocab.encode(request.prompt, partial(self._past_answers.find, request.namespace))
         if not prompt:
             raise InvalidRequestError("the prompt is empty: there is nothing to continue", "prompt")
         if len(prompt) >= self.context_tokens:
@@ -125,12 +139,39 @@ class Engine:
 
     def step(self) -> list[Emitted]:
         """Compute one batch and return what came of it."""
+        emitted = self._restore()
         batch = self._scheduler.schedule()
+        if not batch.slices:
+            return emitted
+        started = self._clock()
         try:
             logits = self._runner.run(batch)
         except EngineError as error:
-            return self._fail(batch, error)
-        return self._apply(batch, logits)
+            return emitted + self._fail(batch, error)
+        self._kv.take(batch, self._clock() - started)
+        emitted += self._apply(batch, logits)
+        self._kv.save()
+        return emitted
+
+    def tidy(self) -> float | None:
+        """Do a little of what waits for idle time; return in how many seconds there is more to do, None for nothing."""
+        return self._kv.tidy()
+
+    def use_disk(self, tier: DiskTier) -> None:
+        """Keep KV and what belongs to it on disk from now on."""
+        self._kv.use_disk(tier)
+        self._notes = tier.notes
+        self._past_answers.restore(tier.answers)
+
+    def close(self) -> None:
+        """Store what was computed; return when it is safe."""
+        self._kv.close()
+        if self._notes is not None:
+            self._notes.close()
+
+    def _restore(self) -> list[Emitted]:
+        restored = self._kv.restore(self._scheduler.running)
+        return [emitted for sequence in restored for emitted in self._tag(sequence, sequence.progress())]
 
     def _apply(self, batch: Batch, logits: Logits) -> list[Emitted]:
         emitted: list[Emitted] = []
@@ -139,11 +180,11 @@ class Engine:
             sequence, wants_logits = piece.sequence, piece.wants_logits
             row += wants_logits
             if not sequence.done:  # another choice of its request may have failed in this loop
-                emitted += self._advance(sequence, piece.rows, logits[row - 1] if wants_logits else None)
+                emitted += self._advance(sequence, logits[row - 1] if wants_logits else None)
         return emitted
 
-    def _advance(self, sequence: Sequence, rows: int, logits: Logits | None) -> list[Emitted]:
-        events = sequence.advance(rows)
+    def _advance(self, sequence: Sequence, logits: Logits | None) -> list[Emitted]:
+        events = sequence.progress()
         if logits is not None:
             try:
                 events += sequence.take(logits)
@@ -161,17 +202,27 @@ class Engine:
         emitted: list[Emitted] = []
         for sequence in self._answers.pop(request_id).open:
             emitted += self._tag(sequence, sequence.fail())
-            self._scheduler.release(sequence)
+            self._scheduler.release(sequence, keep=False)
         return [*emitted, (request_id, error.as_event())]
 
     def _leave(self, sequence: Sequence, events: list[Event]) -> list[Emitted]:
         """Take out a choice that has finished; the last one finishes its request."""
         self._scheduler.release(sequence)
+        if sequence.request.use_cache and not sequence.request.private:
+            self._remember(sequence)
         answer = self._answers[sequence.request.id]
         if not answer.open:
             del self._answers[sequence.request.id]
             events = [*events, answer.finished()]
         return self._tag(sequence, events)
+
+    def _remember(self, sequence: Sequence) -> None:
+        request, prompt_tokens = sequence.request, sequence.prompt_tokens
+        spellings = self._past_answers.remember(request.namespace, sequence.tokens, prompt_tokens)
+        if self._notes is not None:
+            self._notes.add_answer(spellings)
+            if not sequence.index:
+                self._notes.add_note(request.id, prompt_tokens, sequence.cache_report())
 
     @staticmethod
     def _tag(sequence: Sequence, events: list[Event]) -> list[Emitted]:

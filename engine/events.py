@@ -5,6 +5,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from pinyon.engine.cache_report import CacheReport
+
 
 class FinishReason(StrEnum):
     """Why an answer ended. STOP covers end-of-generation tokens and stop strings."""
@@ -42,11 +44,13 @@ class Usage(msgspec.Struct, frozen=True):
     """Counts of tokens, of all choices together. The end-of-generation token, never shown, is not counted.
 
     `reasoning_tokens` are those of `completion_tokens` that were spent inside the model's thinking tags, tags included.
+    `cached_tokens` are those of `prompt_tokens` that the first choice did not have to compute.
     """
 
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -58,10 +62,11 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """How much of the prompt is computed, in tokens. The first one says 0: the request was checked and accepted."""
+    """How much of the prompt is there, in tokens, and how much of that was cached. The first one says 0: the request was accepted."""
 
     done: int
     total: int
+    cached: int = 0
 
 
 class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
@@ -79,12 +84,16 @@ class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
-    """The answer is complete. `reasons` has one entry a choice; `seed` is the first choice's, given or drawn, None if nothing was."""
+    """The answer is complete. `reasons` has one entry a choice; `seed` is the first choice's, given or drawn, None if nothing was.
+
+    `cache` is about the first choice's prompt.
+    """
 
     reasons: tuple[FinishReason, ...]
     usage: Usage
     timings: Timings
     seed: int | None
+    cache: CacheReport = CacheReport()
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

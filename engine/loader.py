@@ -7,22 +7,27 @@ from typing import NamedTuple
 
 import msgspec
 
+from pinyon.engine.block_store import BlockStore
 from pinyon.engine.config import (
     BATCH_ROWS,
     CHUNK_ROWS,
     DEFAULT_CONTEXT_TOKENS,
-    MAX_SEQUENCES,
     MAX_STATEFUL_SEQUENCES,
+    SEQUENCE_IDS,
     EngineConfig,
     EngineInfo,
 )
 from pinyon.engine.constraint import GrammarCompiler
+from pinyon.engine.cost_model import CostModel
 from pinyon.engine.engine import Engine
 from pinyon.engine.errors import DoesNotFitError, InvalidRequestError, ModelLoadError
+from pinyon.engine.kv_blocks import KvBlocks
+from pinyon.engine.kv_cells import KvCells
 from pinyon.engine.native import Context, Model, NativeLog, check_binding, shown
 from pinyon.engine.request import SamplingParams
 from pinyon.engine.runner import Runner
 from pinyon.engine.scheduler import Scheduler
+from pinyon.engine.shared_kv import SharedKv
 from pinyon.engine.vocab import Vocab
 
 
@@ -55,18 +60,17 @@ def load_engine(
             f"cannot use {shown(path)}: it is an embedding, encoder-decoder or diffusion model, not a text generator"
         )
     context_tokens = _context_tokens(config, model)
-    sequences = MAX_STATEFUL_SEQUENCES if model.keeps_state_per_sequence else MAX_SEQUENCES
+    ids = MAX_STATEFUL_SEQUENCES if model.keeps_state_per_sequence else SEQUENCE_IDS
     vocab = Vocab(model.vocabulary)
     with ThreadPoolExecutor(1) as beside:  # the walk through a large vocabulary takes as long as making the context
         beside.submit(lambda: vocab.control_strings)
         context = Context(
-            model, log, cells=context_tokens, max_sequences=sequences, batch_rows=BATCH_ROWS, threads=config.threads
+            model, log, cells=context_tokens, sequence_ids=ids, batch_rows=BATCH_ROWS, threads=config.threads
         )
-    scheduler = Scheduler(
-        cells=context_tokens, sequence_ids=sequences, chunk_rows=CHUNK_ROWS, free_cells_of=context.remove_sequence
-    )
+    cells, kv = _shared_kv(config, model, context, context_tokens, ids)
+    scheduler = Scheduler(kv, chunk_rows=CHUNK_ROWS)
     grammars = GrammarCompiler(model.vocabulary, vocab.eog_tokens)
-    engine = Engine(vocab, Runner(context, BATCH_ROWS), scheduler, context_tokens, grammars.compile)
+    engine = Engine(vocab, Runner(context, BATCH_ROWS, cells.ids_of), scheduler, kv, context_tokens, grammars.compile)
     info = EngineInfo(
         build=build,
         context_tokens=context_tokens,
@@ -82,6 +86,23 @@ def load_engine(
         threads=config.threads,
     )
     return LoadedEngine(engine, vocab, context, model, info)
+
+
+def _shared_kv(
+    config: EngineConfig, model: Model, context: Context, context_tokens: int, ids: int
+) -> tuple[KvCells, SharedKv]:
+    window = model.window
+    sequences = (ids - 1) // 2 if window else ids - 1
+    cells = KvCells(
+        context,
+        cells=context_tokens,
+        sequence_ids=sequences,
+        window=window,
+        before_drop=lambda leaf: blocks.save_all_of(leaf),  # noqa: PLW0108  there are none yet
+    )
+    store, costs = BlockStore(config.kv_ram_cap_bytes), CostModel()
+    blocks = KvBlocks(context, cells, store, costs, scratch=ids - 1)
+    return cells, SharedKv(cells, blocks, store, costs, is_divisible=not model.keeps_state_per_sequence)
 
 
 def _context_tokens(config: EngineConfig, model: Model) -> int:

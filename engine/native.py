@@ -118,6 +118,11 @@ class Model:
         )
 
     @property
+    def window(self) -> int:
+        """How many tokens back the layers with a sliding window look; 0 where there is none."""
+        return int(lib.llama_model_n_swa(self.handle))
+
+    @property
     def keeps_state_per_sequence(self) -> bool:
         """Recurrent and hybrid models allocate a full state for every sequence id."""
         return bool(lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle))
@@ -222,15 +227,18 @@ class Vocabulary:
 
 
 class RowBuffer:
-    """Rows for one decode, in memory that numpy owns: (token, position, sequence id, wants logits) per row."""
+    """Rows for one decode, in memory that numpy owns: (token, position, sequence ids, wants logits) per row.
 
-    def __init__(self, capacity: int) -> None:
+    `sequence_ids` has the shape (capacity, ids_per_row).
+    """
+
+    def __init__(self, capacity: int, ids_per_row: int = 1) -> None:
         self.tokens = np.zeros(capacity, np.int32)
         self.positions = np.zeros(capacity, np.int32)
-        self.sequence_ids = np.zeros(capacity, np.int32)
+        self.sequence_ids = np.zeros((capacity, ids_per_row), np.int32)
         self.wants_logits = np.zeros(capacity, np.int8)
-        self._ids_per_row = np.ones(capacity, np.int32)
-        first, stride = self.sequence_ids.ctypes.data, self.sequence_ids.itemsize
+        self._ids_per_row = np.full(capacity, ids_per_row, np.int32)
+        first, stride = self.sequence_ids.ctypes.data, self.sequence_ids.strides[0]
         self._id_pointers = np.arange(first, first + capacity * stride, stride, dtype=np.uintp)
         self.native = lib.llama_batch()
         for name, array in (
@@ -249,23 +257,34 @@ class RowBuffer:
         return len(self.tokens)
 
 
+_BYTES = ctypes.POINTER(ctypes.c_uint8)
+
+
 class Context:
     """KV cells and compute buffers of one model.
 
-    `cells` is the room for tokens of all sequences together; a batch holds up to `batch_rows` rows, of which
-    `max_sequences` may want logits.
+    `cells` is the room for tokens of all sequences together; a batch holds up to `batch_rows` rows. There are `sequence_ids`
+    ids, from 0, and as many rows of a batch may want logits.
     """
 
     def __init__(
-        self, model: Model, log: NativeLog, *, cells: int, max_sequences: int, batch_rows: int, threads: int
+        self,
+        model: Model,
+        log: NativeLog,
+        *,
+        cells: int,
+        sequence_ids: int,
+        batch_rows: int,
+        threads: int,
     ) -> None:
         params = lib.llama_context_default_params()
         params.n_ctx = cells
         params.n_batch = params.n_ubatch = batch_rows
-        params.n_seq_max = params.n_outputs_max = max_sequences
+        params.n_seq_max = params.n_outputs_max = sequence_ids
         params.n_threads = params.n_threads_batch = threads
         params.kv_unified = True
         self._model = model
+        self._params = params
         self._vocabulary_size = model.vocabulary.size
         self._handle = lib.llama_init_from_model(model.handle, params)
         if not self._handle:
@@ -291,9 +310,56 @@ class Context:
             raise NativeError(f"llama.cpp has no logits for {outputs} rows: {self._log.reason()}")
         return np.ctypeslib.as_array(pointer, (outputs, self._vocabulary_size))
 
+    @property
+    def kv_settings(self) -> tuple[str, ...]:
+        """What, beside the weights, decides which bytes the KV of given tokens has. RoPE is the model's own, or stretched for a
+        context beyond the one that the model was first trained for, where its file says so.
+        """
+        architecture = self._model.metadata("general.architecture")
+        original = self._model.metadata(f"{architecture}.rope.scaling.original_context_length")
+        params = self._params
+        stretched = original is not None and params.n_ctx > int(original)
+        return (
+            lib.llama_version().decode(),
+            f"state {lib.LLAMA_STATE_SEQ_VERSION}",
+            f"types {params.type_k} {params.type_v}",
+            f"flash attention {params.flash_attn_type}",
+            f"full window {params.swa_full}",
+            f"stretched {stretched}",
+        )
+
+    def copy_sequence(self, source: int, target: int, start: int, end: int) -> None:
+        """Let a sequence share the cells that another one has for the positions from `start` to before `end`. Copies no bytes."""
+        lib.llama_memory_seq_cp(self._memory, source, target, start, end)
+
     def remove_sequence(self, sequence_id: int) -> None:
-        """Free the cells of a sequence."""
+        """Take a sequence out of its cells; those that no other one shares are free."""
         lib.llama_memory_seq_rm(self._memory, sequence_id, -1, -1)
+
+    def first_position(self, sequence_id: int) -> int:
+        """Return the lowest position that a sequence still has in every layer; -1 for an empty sequence."""
+        return int(lib.llama_memory_seq_pos_min(self._memory, sequence_id))
+
+    def export_state(self, sequence_id: int) -> memoryview:
+        """Return the KV of a sequence: its cells' positions, then keys and values, layer by layer.
+
+        Raises:
+            NativeError: llama.cpp wrote something else than it had announced.
+        """
+        size = lib.llama_state_seq_get_size(self._handle, sequence_id)
+        state = np.empty(size, np.uint8)
+        written = lib.llama_state_seq_get_data(self._handle, state.ctypes.data_as(_BYTES), size, sequence_id)
+        if written != size:
+            raise NativeError(f"the state of sequence {sequence_id} has {written:,} bytes instead of {size:,}")
+        return state.data
+
+    def import_state(self, sequence_id: int, state: bytes | memoryview) -> bool:
+        """Put an exported state into free cells, as a sequence that was empty; tell whether llama.cpp took it.
+
+        It does not notice damaged bytes: verify them before.
+        """
+        address = np.frombuffer(state, np.uint8).ctypes.data_as(_BYTES)
+        return int(lib.llama_state_seq_set_data(self._handle, address, len(state), sequence_id)) == len(state)
 
     def state_bytes(self) -> int:
         """Return the size of all live state; it grows with every used cell."""

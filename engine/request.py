@@ -106,6 +106,9 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     goes on after a token that would end it: benchmarks need answers of a given length.
 
     With `reasoning`, thoughts are told apart from the answer; stop strings and the grammar apply to the answer alone.
+
+    Without `use_cache` nothing is reused and nothing is left for others. Of a `private` request nothing is written to disk.
+    Requests share computed prefixes within a `namespace` only.
     """
 
     id: str
@@ -118,6 +121,9 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     n: int = 1
     grammar: Grammar | None = None
     reasoning: Reasoning | None = None
+    use_cache: bool = True
+    private: bool = False
+    namespace: str = ""
 
     def checked(self, vocab_size: int) -> Self:
         """Return self, or raise InvalidRequestError naming the first field that is out of range."""

@@ -1,13 +1,18 @@
 """Runs a batch on llama.cpp: rows into native memory, one decode, logits out."""
 
+from collections.abc import Callable
+
 from pinyon.engine.batch import Batch
 from pinyon.engine.native import Context, Logits, RowBuffer
 
 
 class Runner:
-    def __init__(self, context: Context, batch_rows: int) -> None:
+    """`ids_of` tells which sequence ids the cells of a sequence carry, the same number for each."""
+
+    def __init__(self, context: Context, batch_rows: int, ids_of: Callable[[int], tuple[int, ...]]) -> None:
         self._context = context
-        self._buffer = RowBuffer(batch_rows)
+        self._ids_of = ids_of
+        self._buffer = RowBuffer(batch_rows, ids_per_row=len(ids_of(0)))
 
     def run(self, batch: Batch) -> Logits:
         """Compute the batch; return logits of shape (slices that want them, vocabulary), in slice order.
@@ -17,15 +22,15 @@ class Runner:
         """
         tokens: list[int] = []
         positions: list[int] = []
-        sequence_ids: list[int] = []
+        sequence_ids: list[tuple[int, ...]] = []
         outputs: list[int] = []
         for piece in batch.slices:
             sequence, start = piece.sequence, piece.sequence.computed
             end = start + piece.rows
             tokens += sequence.tokens[start:end]
             positions += range(start, end)
-            assert sequence.sequence_id is not None, "only admitted sequences are scheduled"
-            sequence_ids += [sequence.sequence_id] * piece.rows
+            assert sequence.leaf is not None, "only admitted sequences are scheduled"
+            sequence_ids += [self._ids_of(sequence.leaf.sequence_id)] * piece.rows
             if piece.wants_logits:
                 outputs.append(len(tokens) - 1)
         rows = len(tokens)

@@ -6,60 +6,87 @@ the context.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from pinyon.engine.batch import Batch, Slice
-from pinyon.engine.sequence import Sequence, State
+from pinyon.engine.prefix_tree import common_length
+from pinyon.engine.sequence import ComingPrefix, Sequence, State
+from pinyon.engine.shared_kv import SharedKv
+
+MIN_SHARED_TOKENS = 16
+"""A prompt waits for another one that is computing at least so many tokens that both begin with."""
 
 
 class Scheduler:
     """Continuous batching: requests join and leave between steps.
 
-    `cells` is the room for tokens, `sequence_ids` how many sequences may hold cells at once, `chunk_rows` how many rows
-    of prompt a step may add to its decoding rows. `free_cells_of(id)` gives a sequence's cells back.
+    `chunk_rows` is how many rows of prompt a step may add to its decoding rows.
     """
 
-    def __init__(self, *, cells: int, sequence_ids: int, chunk_rows: int, free_cells_of: Callable[[int], None]) -> None:
-        self._cells = cells
+    def __init__(self, kv: SharedKv, *, chunk_rows: int) -> None:
+        self._kv = kv
         self._chunk_rows = chunk_rows
-        self._free_cells_of = free_cells_of
-        self._sequence_ids = sequence_ids
-        self._free_ids = list(range(sequence_ids))
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In the order of admission."""
-
-    @property
-    def used_cells(self) -> int:
-        return sum(sequence.computed for sequence in self.running)
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
     def schedule(self) -> Batch:
-        """Return the next step's rows: a row for each decoding sequence, then prompts in the order of admission."""
+        """Return the next step's rows: a row for each decoding sequence, then prompts in the order of admission.
+
+        There are none while everyone waits for blocks to come back.
+        """
         self._admit()
         while True:
             batch = Batch((*self._decode(), *self._prefill()))
-            if batch.rows <= self._cells - self.used_cells:
+            if self._kv.make_room(batch.rows):
                 return batch
             self._preempt(self.running[-1])
 
     def _admit(self) -> None:
-        while self.waiting and self._free_ids and self._has_room_for(self.waiting[0]):
-            sequence = self.waiting.popleft()
-            sequence.admit(self._free_ids.pop())
+        """Start the oldest ones that fit. One whose beginning is being computed by another waits for that: both get it sooner."""
+        for sequence in [*self.waiting]:
+            if self._prefix_is_coming(sequence):
+                continue
+            if not (self._has_room_for(sequence) and self._kv.begin(sequence)):
+                return
+            self.waiting.remove(sequence)
             self.running.append(sequence)
 
     def _has_room_for(self, sequence: Sequence) -> bool:
         """Whether its tokens fit beside the others' with a chunk's room for everyone to grow. Alone it always fits."""
         if not self.running:
             return True
-        promised = sum(len(other.tokens) + self._chunk_rows for other in self.running)
-        return promised + len(sequence.tokens) + self._chunk_rows <= self._cells
+        promised = sum(other.uncomputed + self._chunk_rows for other in self.running)
+        return promised + len(sequence.tokens) + self._chunk_rows <= self._kv.room_for(sequence)
+
+    def _prefix_is_coming(self, sequence: Sequence) -> bool:
+        if sequence.coming is None or sequence.coming.is_over:
+            sequence.coming = self._coming_prefix(sequence)
+        return sequence.coming is not None
+
+    def _coming_prefix(self, sequence: Sequence) -> ComingPrefix | None:
+        """Return the longest beginning that another one will have soon, if enough of it is not here yet."""
+        found = [ComingPrefix(other, self._shared_tokens(other, sequence)) for other in self.running]
+        open_ones = [each for each in found if not each.is_over]
+        if not open_ones:
+            return None
+        longest = max(open_ones, key=lambda each: each.tokens)
+        known = self._kv.known_tokens(sequence)
+        return longest if longest.tokens >= known + MIN_SHARED_TOKENS else None
+
+    def _shared_tokens(self, other: Sequence, sequence: Sequence) -> int:
+        """Return how many tokens a sequence could take from what another one reads, all but its last at most."""
+        if other.request.namespace != sequence.request.namespace:
+            return 0
+        if not (self._kv.shares(sequence) and self._kv.shares(other)):
+            return 0
+        return common_length(sequence.tokens[:-1], other.tokens)
 
     def _decode(self) -> Iterable[Slice]:
-        return (Slice(sequence, 1) for sequence in self.running if sequence.state is State.DECODE)
+        return (Slice.of(sequence, 1) for sequence in self.running if sequence.state is State.DECODE)
 
     def _prefill(self) -> Iterable[Slice]:
         """Yield whole chunks; a prompt joins a started chunk only if all that is left of it fits."""
@@ -68,26 +95,24 @@ class Scheduler:
             rows = min(sequence.uncomputed, self._chunk_rows)
             if sequence.state is State.PREFILL and rows <= room:
                 room -= rows
-                yield Slice(sequence, rows)
+                yield Slice.of(sequence, rows)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.release(sequence)
         sequence.lose_cells()
         self.waiting.appendleft(sequence)
 
-    def release(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is, and free what it holds."""
-        if sequence.sequence_id is None:
+    def release(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """Take a sequence out, wherever it is; `keep` what it has computed for others, as long as there is room."""
+        if sequence.leaf is None:
             self.waiting.remove(sequence)
             return
         self.running.remove(sequence)
-        self._free_cells_of(sequence.sequence_id)
-        self._free_ids.append(sequence.sequence_id)
+        if keep:
+            self._kv.rest(sequence)
+        else:
+            self._kv.drop(sequence)
 
     def check(self) -> None:
-        """Raise AssertionError if a sequence id or a cell is lost or held twice. Cheap; meant for idle time and tests."""
-        held = [sequence.sequence_id for sequence in self.running if sequence.sequence_id is not None]
-        assert sorted([*held, *self._free_ids]) == list(range(self._sequence_ids)), (
-            "a sequence id is lost or held twice"
-        )
-        assert 0 <= self.used_cells <= self._cells, f"{self.used_cells} cells used of {self._cells}"
+        """Raise AssertionError if a sequence id or a cell is lost or held twice. Meant for idle time and tests."""
+        self._kv.check()

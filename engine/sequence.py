@@ -2,11 +2,15 @@
 
 import time
 from enum import StrEnum
+from typing import NamedTuple
 
+from pinyon.engine.cache_report import CacheReport, Gap, Miss, advice
 from pinyon.engine.events import Chunk, Event, FinishReason, PositionLogprobs, Progress
 from pinyon.engine.gate import Constraint, Gate
+from pinyon.engine.kv_blocks import Restore
 from pinyon.engine.logprobs import position_logprobs
 from pinyon.engine.native import Logits
+from pinyon.engine.prefix_tree import Leaf
 from pinyon.engine.request import GenerateRequest
 from pinyon.engine.sampler import Sampler
 from pinyon.engine.text_stream import NOTHING, TextStream, Visible
@@ -15,17 +19,31 @@ from pinyon.engine.vocab import Vocab
 
 class State(StrEnum):
     WAITING = "waiting"
+    RESTORE = "restore"
     PREFILL = "prefill"
     DECODE = "decode"
     DONE = "done"
 
 
+class ComingPrefix(NamedTuple):
+    """The first `tokens` tokens of a waiting sequence, which another one is about to have."""
+
+    other: "Sequence"
+    tokens: int
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing to wait for: the other has them, or is not reading its prompt any more."""
+        return self.other.computed >= self.tokens or self.other.state not in {State.RESTORE, State.PREFILL}
+
+
 class Sequence:
     """One choice of a request, and everything that belongs to it alone.
 
-    `tokens` is the prompt and what was generated; the first `computed` of them have their KV in the context, under
-    `sequence_id`. The last generated token is never computed before the next one is wanted, so a decoding sequence has
-    exactly one token to compute, and one that lost its cells simply has all of them to compute again.
+    `tokens` is the prompt and what was generated; the first `computed` of them have their KV in the context, in `leaf`. The
+    last generated token is never computed before the next one is wanted, so a decoding sequence has exactly one token to
+    compute, and one that lost its cells simply has all of them to compute again. `restore` is what still comes back from
+    the block store.
     """
 
     def __init__(
@@ -43,14 +61,19 @@ class Sequence:
         self.tokens = prompt
         self.prompt_tokens = len(prompt)
         self.reasoning_tokens = 0
-        self.computed = 0
-        self.sequence_id: int | None = None
+        self.leaf: Leaf | None = None
+        self.restore: Restore | None = None
+        self.coming: ComingPrefix | None = None
+        """What a waiting sequence waits for."""
+        self._reused: Restore | None = None
+        self._found_tokens = 0
+        self._gap: Gap | None = None
         self.reason: FinishReason | None = None
         """Why the answer ended; None while it goes on, and after a failure."""
         self.done = False
         room = context_tokens - self.prompt_tokens
         self._answer_limit = room if request.max_tokens is None else min(room, request.max_tokens)
-        self._index = index
+        self.index = index
         self._vocab = vocab
         self._sampler = sampler
         self._text = TextStream(request.stop, request.reasoning)
@@ -71,13 +94,36 @@ class Sequence:
     def state(self) -> State:
         if self.done:
             return State.DONE
-        if self.sequence_id is None:
+        if self.leaf is None:
             return State.WAITING
+        if self.restore is not None and not self.restore.is_over:
+            return State.RESTORE
         return State.DECODE if self.uncomputed == 1 and self.computed >= self.prompt_tokens else State.PREFILL
+
+    @property
+    def computed(self) -> int:
+        return 0 if self.leaf is None else self.leaf.length
 
     @property
     def uncomputed(self) -> int:
         return len(self.tokens) - self.computed
+
+    @property
+    def cached_tokens(self) -> int:
+        """How much of the prompt did not have to be computed. What is computed again after a preemption does not count."""
+        return self._found_tokens + (0 if self._reused is None else self._reused.ram_tokens + self._reused.disk_tokens)
+
+    def cache_report(self) -> CacheReport:
+        """Tell what was there of the prompt, where, and why not more."""
+        reused = self._reused
+        ram, disk = (0, 0) if reused is None else (reused.ram_tokens, reused.disk_tokens)
+        gaps = [gap for gap in (self._gap, None if reused is None else reused.gap) if gap is not None]
+        if not gaps or self.cached_tokens >= self.prompt_tokens - 1:
+            return CacheReport(self._found_tokens, ram, disk)
+        gap = max(gaps, key=lambda each: (each.position, each.miss is not Miss.NEW, each.miss is not Miss.DIVERGED))
+        expected, got = self._vocab.shown(gap.expected), self._vocab.shown(gap.got)
+        hint = advice(self.prompt_tokens, gap.position, expected, got) if gap.miss is Miss.DIVERGED else ""
+        return CacheReport(self._found_tokens, ram, disk, gap.miss, gap.position, expected, got, hint)
 
     @property
     def seed(self) -> int:
@@ -87,23 +133,24 @@ class Sequence:
     def completion_tokens(self) -> int:
         return len(self.tokens) - self.prompt_tokens
 
-    def admit(self, sequence_id: int) -> None:
-        self.sequence_id = sequence_id
-        self.admitted = self.admitted or time.monotonic()
+    def admit(self, leaf: Leaf, restore: Restore | None = None, gap: Gap | None = None) -> None:
+        """Start with what the leaf holds, and with what comes back; `gap` is where that ends."""
+        self.leaf, self.restore = leaf, restore
+        if self.admitted is None:
+            self.admitted = time.monotonic()
+            self._found_tokens, self._reused, self._gap = leaf.length, restore, gap
 
     def lose_cells(self) -> None:
         """Go back to waiting: the KV is gone, the text, the seed and the penalties stay."""
-        self.sequence_id = None
-        self.computed = 0
+        self.leaf = self.restore = None
 
-    def advance(self, rows: int) -> list[Event]:
-        """Count rows as computed; the first choice tells how far the prompt is."""
-        self.computed += rows
+    def progress(self) -> list[Event]:
+        """Tell how far the prompt is, where that is news; the first choice does it for all."""
         done = min(self.computed, self.prompt_tokens)
-        if self._index or done <= self._reported:  # decoding, or computing again what was computed before
+        if self.index or done <= self._reported:  # decoding, or computing again what was computed before
             return []
         self._reported = done
-        return [Progress(done, self.prompt_tokens)]
+        return [Progress(done, self.prompt_tokens, self.cached_tokens)]
 
     def take(self, logits: Logits) -> list[Event]:
         """Choose the next token from the last row's logits; return what became visible. At the end of the answer, set `reason`."""
@@ -165,4 +212,4 @@ class Sequence:
         self._unsent_from = len(self.tokens)
         self._unsent_logprobs = []
         self._unsent = NOTHING
-        return [Chunk(self._index, text, tokens, logprobs, reasoning)]
+        return [Chunk(self.index, text, tokens, logprobs, reasoning)]

@@ -1,9 +1,10 @@
 """Text to tokens and back. What is text and what is control is decided here, and nowhere else."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Protocol
+from itertools import pairwise
+from typing import Protocol, TypeAlias
 
 from pinyon.engine.errors import InvalidRequestError
 from pinyon.engine.native import SpecialTokens
@@ -23,6 +24,8 @@ class TokenTable(Protocol):
     def piece(self, token: int) -> bytes: ...
     def tokenize(self, text: bytes, *, parse_special: bool) -> list[int]: ...
 
+
+Known: TypeAlias = Callable[[bytes], Sequence[int] | None]
 
 _TAG = re.compile(r"[<\[]\S+[>\]]")
 
@@ -115,22 +118,50 @@ class Vocab:
     def _longest_token_bytes(self) -> int:
         return max(len(self._table.text(token)) for token in range(self.size))
 
-    def encode(self, prompt: Sequence[Text | Tokens]) -> list[int]:
-        """Return the prompt's tokens, beginning with exactly one BOS where the model wants one."""
+    def encode(self, prompt: Sequence[Text | Tokens], known: Known = lambda _text: None) -> list[int]:
+        """Return the prompt's tokens, beginning with exactly one BOS where the model wants one.
+
+        `known` is asked for the tokens of whatever text stands between two control tokens; None leaves it to the tokenizer.
+        """
         tokens: list[int] = []
         for piece in prompt:
-            tokens += piece.ids if isinstance(piece, Tokens) else self._encode_text(piece)
+            tokens += piece.ids if isinstance(piece, Tokens) else self._encode_text(piece, known)
         bos = self._table.bos
         if self._table.adds_bos and bos is not None and tokens[:1] != [bos]:
             tokens.insert(0, bos)
         return tokens
 
-    def _encode_text(self, piece: Text) -> list[int]:
-        if piece.special or piece.text not in self.tag_strings:
-            return self._tokenize(piece.text, parse_special=piece.special)
+    def _encode_text(self, piece: Text, known: Known) -> list[int]:
+        if piece.special:
+            return self._encode_special(piece.text, known)
+        if piece.text not in self.tag_strings:
+            return self._tokenize(piece.text, parse_special=False)
         # User-defined tokens are matched in plain text as well; cut in two, the tag stays text.
         head, tail = piece.text[:1], piece.text[1:]
         return self._tokenize(head, parse_special=False) + self._tokenize(tail, parse_special=False)
+
+    def _encode_special(self, text: str, known: Known) -> list[int]:
+        tokens: list[int] = []
+        rest = 0
+        controls = [match.span() for match in self._control_pattern.finditer(text)]
+        for (_, start), (end, _) in pairwise(controls):
+            if start < end and (spelling := known(text[start:end].encode("utf-8", "replace"))) is not None:
+                tokens += [*self._tokenize(text[rest:start], parse_special=True), *spelling]
+                rest = end
+        return tokens + self._tokenize(text[rest:], parse_special=True)
+
+    @cached_property
+    def _control_pattern(self) -> re.Pattern[str]:
+        longest_first = sorted(self.control_strings, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def is_control(self, token: int) -> bool:
+        """Whether text is cut at the token before anything is merged."""
+        return token in self._control_tokens
+
+    @cached_property
+    def _control_tokens(self) -> frozenset[int]:
+        return frozenset(self._special.control)
 
     def _tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         return self._table.tokenize(text.encode("utf-8", "replace"), parse_special=parse_special) if text else []
@@ -144,3 +175,9 @@ class Vocab:
         if unknown := [token for token in tokens if not 0 <= token < self.size]:
             raise InvalidRequestError(f"token id {unknown[0]} is outside the vocabulary: use 0 to {self.size - 1}")
         return b"".join(self.token_bytes(token) for token in tokens).decode("utf-8", "replace")
+
+    def shown(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens for people to read, control tokens by their names."""
+        return b"".join(self.token_bytes(token) or self._table.text(token) for token in tokens).decode(
+            "utf-8", "replace"
+        )

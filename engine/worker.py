@@ -1,10 +1,11 @@
 """The child process that runs one model: the only process with native code. Started by `worker_process`, ended by EOF on stdin.
 
-Four threads, joined by queues, so that none waits for another's work:
+Five threads, joined by queues, so that none waits for another's work:
   main    reads frames
   text    checks and tokenises prompts, compiles grammars: that must not stall the step loop
   long    the same for long prompts, which take seconds in some tokenizers: they must not hold up the short ones
   engine  loads and owns the model; takes commands between steps
+  disk    finds the KV that was kept on disk, which may mean to read the whole model, and ends
 Each writes its own frames. A pipe that is full stops the engine, and rightly: everyone who could read has stopped.
 All but main have large stacks: some tokenizers recurse once per character.
 """
@@ -14,15 +15,18 @@ import ctypes
 import gc
 import os
 import signal
+import sqlite3
 import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import BinaryIO, Final, TypeAlias
+
+import msgspec
 
 if sys.platform != "win32":
     import resource
@@ -32,6 +36,7 @@ from pinyon.engine.config import LONG_TEXT_CHARS, EngineConfig
 from pinyon.engine.engine import Emitted, Engine, Prepared
 from pinyon.engine.errors import EngineError, ProtocolError
 from pinyon.engine.events import Finished, FinishReason, Timings, Usage
+from pinyon.engine.kv_folder import DiskTier, open_tier
 from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.protocol import Cancel, Detokenize, FromWorker, Generate, Tokenize
@@ -39,9 +44,12 @@ from pinyon.engine.request import GenerateRequest, text_chars
 
 NATIVE_STACK_BYTES: Final = 256 << 20
 PROGRESS_STEP: Final = 0.02
+STOP_LIMIT_S: Final = 1.5
+"""For storing KV at the end. The service waits a little longer."""
 
 Refused: TypeAlias = tuple[GenerateRequest, EngineError]
 """A request with what is wrong with it."""
+Command: TypeAlias = Prepared | Refused | Cancel | DiskTier | None
 TextWork: TypeAlias = Generate | Tokenize | Detokenize
 
 
@@ -53,7 +61,11 @@ class Worker:
         self._send = send
         self._texts: SimpleQueue[TextWork] = SimpleQueue()
         self._long_texts: SimpleQueue[TextWork] = SimpleQueue()
-        self._commands: SimpleQueue[Prepared | Refused | Cancel] = SimpleQueue()
+        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._stopping = threading.Event()
+        self._is_safe = threading.Event()
+        """Whether no KV would be lost at an end."""
+        self._is_safe.set()
         # Requests between main and engine thread. A cancel may overtake its request, which is then dropped when it comes.
         self._preparing: dict[str, GenerateRequest] = {}
         self._cancelled_early: Counter[str] = Counter()
@@ -83,11 +95,36 @@ class Worker:
             start_thread(name, partial(self._run_texts, texts, loaded))
         self._send(protocol.Ready(protocol.VERSION, loaded.info))
         gc.freeze()  # what loading made lives as long as the process: later collections need not walk it
+        if self._config.kv_folder is not None:
+            start_thread("disk", partial(self._open_disk, self._config.kv_folder, loaded.context.kv_settings))
         engine = loaded.engine
-        while True:
-            self._take_commands(engine)
+        chores_in_s: float | None = 0.0
+        self._is_safe.clear()
+        while not self._stopping.is_set():
+            self._take_commands(engine, wait_s=0.0 if engine.busy else chores_in_s)
             if engine.busy:
                 self._send_events(engine.step())
+                chores_in_s = 0.0
+            else:
+                chores_in_s = engine.tidy()
+        engine.close()
+        self._is_safe.set()
+
+    def _open_disk(self, folder: bytes, settings: Sequence[str]) -> None:
+        """Body of a thread that ends with the disk's blocks at hand, or with a line in the log."""
+        model = Path(os.fsdecode(self._config.model_path))
+        try:
+            tier = open_tier(Path(os.fsdecode(folder)), model, settings, self._config.kv_disk_cap_bytes)
+        except (OSError, sqlite3.Error, msgspec.DecodeError) as error:
+            print(f"no KV is kept on disk: {error}", file=sys.stderr, flush=True)
+        else:
+            self._commands.put(tier)
+
+    def stop(self) -> None:
+        """Have the engine store what it holds; return when that is done, or takes too long. Called by the main thread."""
+        self._stopping.set()
+        self._commands.put(None)  # wakes the engine
+        self._is_safe.wait(STOP_LIMIT_S)
 
     def _load(self) -> LoadedEngine | None:
         path = Path(os.fsdecode(self._config.model_path))
@@ -123,19 +160,33 @@ class Worker:
         except EngineError as error:  # also of a reply that no frame holds
             self._send(protocol.CallFailed(message.call, error.as_event()))
 
-    def _take_commands(self, engine: Engine) -> None:
-        """Take what is there; when there is nothing to compute, wait for it."""
+    def _take_commands(self, engine: Engine, *, wait_s: float | None) -> None:
+        """Take what is there; if there is nothing, wait so long for it, with None for ever."""
         with contextlib.suppress(Empty):
+            self._send_events(self._obey(engine, self._commands.get(wait_s != 0.0, wait_s or None)))
             while True:
-                self._send_events(self._obey(engine, self._commands.get(block=not engine.busy)))
+                self._send_events(self._obey(engine, self._commands.get_nowait()))
 
-    def _obey(self, engine: Engine, command: Prepared | Refused | Cancel) -> list[Emitted]:
-        if isinstance(command, Cancel):
-            request = self._preparing.pop(command.request_id, None)
-            if request is not None:
-                self._cancelled_early[request.id] += 1
-                return [(request.id, _never_started(request))]
-            return engine.cancel(command.request_id)
+    def _obey(self, engine: Engine, command: Command) -> list[Emitted]:
+        match command:
+            case None:
+                return []
+            case DiskTier():
+                engine.use_disk(command)
+                return []
+            case Cancel():
+                return self._cancel(engine, command.request_id)
+            case _:
+                return self._submit(engine, command)
+
+    def _cancel(self, engine: Engine, request_id: str) -> list[Emitted]:
+        request = self._preparing.pop(request_id, None)
+        if request is None:
+            return engine.cancel(request_id)
+        self._cancelled_early[request_id] += 1
+        return [(request_id, _never_started(request))]
+
+    def _submit(self, engine: Engine, command: Prepared | Refused) -> list[Emitted]:
         request = command[0]
         if request.id in self._cancelled_early:
             self._cancelled_early -= Counter([request.id])
@@ -239,6 +290,7 @@ def main() -> None:
     start_thread("engine", worker.run)
     while (payload := protocol.read_payload(frames_in)) is not None:
         worker.receive(protocol.decode_to_worker(payload))
+    worker.stop()
     os._exit(0)  # the service has gone; native threads are not waited for
 
 

@@ -12,10 +12,15 @@ from pinyon.app.api.errors import of_exception, of_failure
 from pinyon.app.api.sse import data_event
 from pinyon.app.ask import Ask
 from pinyon.app.service import LoadedModel
+from pinyon.engine.cache_report import CacheReport
 from pinyon.engine.events import Chunk, Event, Failed, Finished, FinishReason, PositionLogprobs, Progress, Usage
 
 
-class TokenDetails(msgspec.Struct, frozen=True):
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class CompletionDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int
 
 
@@ -23,12 +28,14 @@ class UsageShown(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    completion_tokens_details: TokenDetails
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
 
     @classmethod
     def of(cls, usage: Usage) -> "UsageShown":
         total = usage.prompt_tokens + usage.completion_tokens
-        return cls(usage.prompt_tokens, usage.completion_tokens, total, TokenDetails(usage.reasoning_tokens))
+        details = PromptDetails(usage.cached_tokens), CompletionDetails(usage.reasoning_tokens)
+        return cls(usage.prompt_tokens, usage.completion_tokens, total, *details)
 
 
 class TimingsShown(msgspec.Struct, frozen=True):
@@ -40,17 +47,20 @@ class TimingsShown(msgspec.Struct, frozen=True):
 
 
 class Extras(msgspec.Struct, frozen=True):
-    """What Pinyon tells beyond the API: the seed that was used, the fields without effect, where the time went."""
+    """What Pinyon tells beyond the API: the fields without effect, the seed that was used, where the time went, and what of the
+    prompt did not have to be computed.
+    """
 
     ignored: list[str]
     seed: int | None
     timings: TimingsShown
+    cache: CacheReport
 
     @classmethod
     def of(cls, finished: Finished, ignored: list[str]) -> "Extras":
         timings = finished.timings
         rounded = TimingsShown(round(timings.queue_s, 4), round(timings.prefill_s, 4), round(timings.decode_s, 4))
-        return cls(ignored, finished.seed, rounded)
+        return cls(ignored, finished.seed, rounded, finished.cache)
 
 
 @dataclass

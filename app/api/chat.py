@@ -70,12 +70,9 @@ class ChatRequest(SamplingFields):
         """Return what is asked of the engine. Raises ApiError that names the field which cannot be served."""
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
-        return Ask(
+        return self.ask_of(
             Chat(tuple(message.as_message(f"messages.{index}") for index, message in enumerate(self.messages))),
-            self.sampling(),
             self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
-            self.stops(),
-            n=self.n or 1,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             grammar=self.only_grammar(),
         )

@@ -81,11 +81,8 @@ class CompletionRequest(SamplingFields):
             raise invalid(
                 "echo", "echo with logprobs is not supported yet: the log probabilities are the answer's alone"
             )
-        sampling, stops, grammar = self.sampling(), self.stops(), self.only_grammar()
-        return [
-            Ask(prompt, sampling, self.max_tokens or DEFAULT_MAX_TOKENS, stops, self.n or 1, self.logprobs, grammar)
-            for prompt in self.prompts()
-        ]
+        max_tokens, grammar = self.max_tokens or DEFAULT_MAX_TOKENS, self.only_grammar()
+        return [self.ask_of(prompt, max_tokens, self.logprobs, grammar) for prompt in self.prompts()]
 
 
 class TextChoice(msgspec.Struct, frozen=True):
@@ -197,8 +194,8 @@ class _Reply:
 
     def _usage(self) -> UsageShown:
         usages = [finished.usage for finished in self._ends.values()]
-        prompt, completion = sum(u.prompt_tokens for u in usages), sum(u.completion_tokens for u in usages)
-        return UsageShown.of(Usage(prompt, completion, sum(u.reasoning_tokens for u in usages)))
+        totals = (sum(getattr(usage, name) for usage in usages) for name in Usage.__struct_fields__)
+        return UsageShown.of(Usage(*totals))
 
     def _extras(self) -> Extras:
         return Extras.of(self._ends[0], self._body.ignored())

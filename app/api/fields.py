@@ -9,14 +9,14 @@ import gc
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import chain
-from typing import Annotated, ClassVar, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, field_validator, model_validator
 from starlette.requests import Request
 
 from pinyon.app.api.errors import invalid
-from pinyon.app.ask import SamplingChoice
+from pinyon.app.ask import Ask, Prompt, SamplingChoice
 from pinyon.app.limits import MAX_CHOICES, MAX_MODEL_NAME_CHARS, MAX_USER_STOPS
 from pinyon.engine import grammar
 from pinyon.engine.errors import InvalidRequestError
@@ -90,6 +90,8 @@ class SamplingFields(Fields):
         dict[Annotated[str, StringConstraints(pattern=DIGITS)], Annotated[float, Field(ge=-100, le=100)]] | None
     ) = None
     user: str | None = None
+    cache: Literal["on", "off"] | None = None
+    private: bool | None = None
     regex: str | None = None
     grammar: str | None = None
 
@@ -142,6 +144,20 @@ class SamplingFields(Fields):
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias=bias,
+        )
+
+    def ask_of(self, prompt: Prompt, max_tokens: int | None, logprobs: int | None, grammar: Grammar | None) -> Ask:
+        """Return what is asked of the model."""
+        return Ask(
+            prompt,
+            self.sampling(),
+            max_tokens,
+            self.stops(),
+            self.n or 1,
+            logprobs,
+            grammar,
+            use_cache=self.cache != "off",
+            private=bool(self.private),
         )
 
     def grammars(self) -> Iterable[tuple[str, Grammar]]:

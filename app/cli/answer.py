@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from pinyon.app.cli.terminal import for_stdout, printable
+from pinyon.engine.cache_report import CacheReport
 from pinyon.engine.events import Chunk, Finished
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class Stats(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int
+    cached_tokens: int
     context_tokens: int
     seed: int | None
     threads: int
@@ -32,6 +34,7 @@ class Stats(msgspec.Struct, frozen=True):
     decode_s: float
     prompt_tokens_per_s: float
     tokens_per_s: float
+    cache: CacheReport
 
     @classmethod
     def of(cls, model: "Model", finished: Finished, load_s: float) -> "Stats":
@@ -42,6 +45,7 @@ class Stats(msgspec.Struct, frozen=True):
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             reasoning_tokens=usage.reasoning_tokens,
+            cached_tokens=usage.cached_tokens,
             context_tokens=model.context_tokens,
             seed=finished.seed,
             threads=model.threads,
@@ -49,9 +53,10 @@ class Stats(msgspec.Struct, frozen=True):
             queue_s=round(timings.queue_s, 3),
             prefill_s=round(timings.prefill_s, 3),
             decode_s=round(timings.decode_s, 3),
-            prompt_tokens_per_s=_rate(usage.prompt_tokens, timings.prefill_s),
+            prompt_tokens_per_s=_rate(usage.prompt_tokens - usage.cached_tokens, timings.prefill_s),
             # The first token belongs to the prefill.
             tokens_per_s=_rate(usage.completion_tokens - 1, timings.decode_s),
+            cache=finished.cache,
         )
 
 

@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "serve": "pinyon.app.cli.serve",
     "ps": "pinyon.app.cli.ps",
     "stop": "pinyon.app.cli.stop",
+    "cache": "pinyon.app.cli.cache",
 }
 """Command name -> module with a click command `command`; imported when the command is used."""
 

@@ -58,6 +58,8 @@ class _Wish:
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 @click.option("--stats", is_flag=True, help="Print figures about the answer as a line of JSON on stderr.")
+@click.option("--no-cache", is_flag=True, help="Compute the whole prompt, and keep nothing of it.")
+@click.option("--private", is_flag=True, help="Write nothing of it to disk.")
 @click.option("--no-template", is_flag=True, help="Send the text as it is, without the model's chat template.")
 def command(
     words: tuple[str, ...],
@@ -74,6 +76,8 @@ def command(
     stop: tuple[str, ...],
     as_json: bool,
     stats: bool,
+    no_cache: bool,
+    private: bool,
     no_template: bool,
 ) -> ExitCode:
     """Answer one prompt. Text from a pipe comes before the PROMPT.
@@ -95,6 +99,8 @@ def command(
         sampling=SamplingChoice(temperature, top_k, top_p, min_p, repeat_penalty, seed),
         max_tokens=max_tokens,
         stop=tuple(map(_argument_text, stop)),
+        use_cache=not no_cache,
+        private=private,
     )
     wish = _Wish(folders, settings, model, context, ask)
     return asyncio.run(_run(wish, JsonAnswer() if as_json else TextAnswer(), stats))

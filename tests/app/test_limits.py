@@ -8,7 +8,7 @@ SHOWN = {
     "body of a request": "8 MiB",
     "request line and headers": "32 KiB, 200 headers",
     "open connections": "512",
-    "answers computed or waiting at once, each choice of n counted": "192",
+    "answers computed or waiting at once, each choice of n counted": "191",
     "time to receive a request": "15 s",
     "time without a next request on a connection": "5 s",
     "time in which a client reads nothing": "30 s",

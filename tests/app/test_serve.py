@@ -141,7 +141,9 @@ def test_a_command_does_the_same_attached_as_alone(home, alone, server, argument
 
 
 def test_json_is_the_same_but_for_the_clock(home, alone, server):
-    attached, local = (json.loads(pinyon(where, *ANSWER, "--json", "hello").stdout) for where in (home, alone))
+    attached, local = (
+        json.loads(pinyon(where, *ANSWER, "--json", "--no-cache", "hello").stdout) for where in (home, alone)
+    )
     assert {**attached, **dict.fromkeys(FIGURES)} == {**local, **dict.fromkeys(FIGURES)}
     assert attached["decode_s"] > 0
 

@@ -87,4 +87,4 @@ def test_the_platform_s_folders(monkeypatch, tmp_path):
 
 
 def test_a_home_holds_every_folder(folders, tmp_path):
-    assert folders == Folders(*(tmp_path / name for name in ("config", "data", "state", "runtime")))
+    assert folders == Folders(*(tmp_path / name for name in ("config", "data", "state", "runtime", "cache")))

@@ -10,6 +10,7 @@ from fakes import (
     USER_TAG,
     ByteTable,
     LiteralConstraint,
+    assert_idle,
     hashed_logits,
     make_engine,
     run_to_end,
@@ -45,10 +46,9 @@ def says(text, end=(END_OF_TURN,)):
 
 
 def run(next_token, request):
-    engine, runner, scheduler = make_engine(next_token)
-    events = run_to_end(engine, request)[request.id]
-    scheduler.check()
-    assert (runner.kv, scheduler.running, list(scheduler.waiting)) == ({}, [], [])
+    made = make_engine(next_token, cells=1024)
+    events = run_to_end(made.engine, request)[request.id]
+    assert_idle(made)
     assert [isinstance(event, Finished | Failed) for event in events] == [False] * (len(events) - 1) + [True]
     return events
 
@@ -90,15 +90,14 @@ def test_choices_end_on_their_own():
 
 
 def test_cancelling_ends_every_choice():
-    engine, runner, scheduler = make_engine(says("abcdef"))
-    events = submit(engine, ask("a", n=3))
+    made = make_engine(says("abcdef"), cells=1024)
+    events = submit(made.engine, ask("a", n=3))
     for _ in range(3):
-        events += engine.step()
-    events += engine.cancel("a")
+        events += made.engine.step()
+    events += made.engine.cancel("a")
     last = events[-1][1]
     assert last.reasons == (FinishReason.CANCELLED,) * 3
-    assert not engine.busy
-    assert (runner.kv, scheduler.running) == ({}, [])
+    assert_idle(made)
 
 
 def test_a_failure_of_one_choice_ends_the_request_and_no_other():
@@ -109,12 +108,12 @@ def test_a_failure_of_one_choice_ends_the_request_and_no_other():
             row[0] = np.nan
         return row
 
-    engine, runner, scheduler = make_engine(next_token)
-    events = run_to_end(engine, ask("bad", n=3), ask("good", max_tokens=6))
+    made = make_engine(next_token, cells=1024)
+    events = run_to_end(made.engine, ask("bad", n=3), ask("good", max_tokens=6))
     assert isinstance(events["bad"][-1], Failed)
     assert sum(isinstance(event, Failed) for event in events["bad"]) == 1
     assert texts(events["good"]) == [("xxxxxx", "")]
-    assert (runner.kv, scheduler.running) == ({}, [])
+    assert_idle(made)
 
 
 # Thoughts

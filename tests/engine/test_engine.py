@@ -11,8 +11,10 @@ from fakes import (
     END_OF_TURN,
     EOS,
     ByteTable,
+    assert_idle,
     hashed_logits,
     make_engine,
+    make_store,
     run_to_end,
     scripted,
     submit,
@@ -22,12 +24,14 @@ from fakes import (
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from kv_compare import compare_kv
 
 from pinyon.engine.errors import ContextOverflowError, InvalidRequestError
 from pinyon.engine.events import Chunk, Failed, FailureKind, Finished, FinishReason, Progress
 from pinyon.engine.request import GenerateRequest, SamplingParams, Text, Tokens
 from pinyon.engine.scheduler import Scheduler
 from pinyon.engine.sequence import Sequence, State
+from pinyon.engine.shared_kv import SharedKv
 from pinyon.engine.text_stream import TextStream
 
 GREEDY = SamplingParams(temperature=0)
@@ -50,16 +54,10 @@ def is_terminal(event):
 
 
 def answer(next_token, *requests, **options):
-    engine, runner, scheduler = make_engine(next_token, **options)
-    events = run_to_end(engine, *requests)
-    assert_idle(engine, runner, scheduler)
+    made = make_engine(next_token, **{"cells": 2048, **options})
+    events = run_to_end(made.engine, *requests)
+    assert_idle(made)
     return events
-
-
-def assert_idle(engine, runner, scheduler):
-    scheduler.check()
-    assert not engine.busy
-    assert (runner.kv, scheduler.running, list(scheduler.waiting), scheduler.used_cells) == ({}, [], [], 0)
 
 
 # Text
@@ -87,7 +85,7 @@ MIXED = {"a": "ok 🫠 fin", "b": "你好, 世界", "c": "👩‍👩‍👧 e\u
 
 
 def answers_in_one_batch():
-    engine, runner, _ = make_engine(scripted(**{name: text.encode() for name, text in MIXED.items()}))
+    engine, runner, *_ = make_engine(scripted(**{name: text.encode() for name, text in MIXED.items()}))
     events = run_to_end(engine, *map(ask, MIXED))
     assert [("a", 1), ("b", 1), ("c", 1)] in runner.batches
     return {name: text_of(events[name]) for name in MIXED}
@@ -121,17 +119,17 @@ def test_the_repeat_penalty_sees_the_whole_prompt():
 
 
 def test_control_strings_in_the_prompt_are_text():
-    engine, _, _ = make_engine()
+    engine, *_ = make_engine()
     tokens = engine.prepare(ask("a", "hi<|im_end|>\n<s>system")).prompt
     assert tokens == list(b"hi<|im_end|>\n<s>system")
 
 
 @pytest.mark.parametrize("prompt", [(Text("hi"),), (Text("<s>hi", special=True),), (Tokens((BOS, *b"hi")),)])
 def test_the_model_sees_exactly_one_bos(prompt):
-    engine, runner, _ = make_engine(adds_bos=True)
+    engine, runner, *_ = make_engine(adds_bos=True)
     submit(engine, GenerateRequest("a", prompt))
     engine.step()
-    assert list(runner.kv.values()) == [[BOS, *b"hi"]]
+    assert runner.memory.tokens_of(0) == [BOS, *b"hi"]
 
 
 def test_a_prompt_with_nothing_but_bos_is_continued():
@@ -207,14 +205,14 @@ def test_an_id_can_be_used_again_after_its_end():
 
 
 def test_a_prompt_is_computed_in_chunks_and_reports_each():
-    engine, runner, _ = make_engine(scripted(a=b"x"))
+    engine, runner, *_ = make_engine(scripted(a=b"x"))
     events = run_to_end(engine, ask("a", "p" * 150))["a"]
     assert runner.batches[:3] == [[("a", 64)], [("a", 64)], [("a", 22)]]
     assert events[:4] == [Progress(done, 150) for done in (0, 64, 128, 150)]
 
 
 def test_decoding_goes_on_beside_a_long_prompt():
-    engine, runner, _ = make_engine(scripted(a=b"x" * 20, b=b"y"))
+    engine, runner, *_ = make_engine(scripted(a=b"x" * 20, b=b"y"))
     submit(engine, ask("a"))
     engine.step()
     run_to_end(engine, ask("b", "p" * 100))
@@ -222,7 +220,7 @@ def test_decoding_goes_on_beside_a_long_prompt():
 
 
 def test_short_prompts_share_a_step():
-    engine, runner, _ = make_engine(scripted(a=b"x", b=b"y", c=b"z"))
+    engine, runner, *_ = make_engine(scripted(a=b"x", b=b"y", c=b"z"))
     run_to_end(engine, *map(ask, "abc"))
     assert runner.batches[0] == [("a", 5), ("b", 5), ("c", 5)]
 
@@ -235,7 +233,8 @@ STEPS_TO = {"waiting": 0, "in its prompt": 1, "before its first token": 2, "answ
 
 @pytest.mark.parametrize("steps", STEPS_TO.values(), ids=STEPS_TO)
 def test_a_request_can_be_cancelled_when(steps):
-    engine, runner, scheduler = make_engine(scripted(a=b"a 123456789 END and so on"))
+    made = make_engine(scripted(a=b"a 123456789 END and so on"), cells=512)
+    engine = made.engine
     submit(engine, ask("a", "p" * 100, stop=("123456!",)))
     events = [event for _ in range(steps) for _, event in engine.step()]
     events += [event for _, event in engine.cancel("a")]
@@ -243,11 +242,12 @@ def test_a_request_can_be_cancelled_when(steps):
     assert events[-1].reasons == (FinishReason.CANCELLED,)
     assert text_of(events) == "a 123456789"[: max(0, steps - 1)]
     assert events[-1].usage.completion_tokens == max(0, steps - 1)
-    assert_idle(engine, runner, scheduler)
+    assert_idle(made)
 
 
 def test_a_request_can_be_cancelled_when_it_was_preempted():
-    engine, runner, scheduler = make_engine(scripted(a=b"x" * 300, b=b"y" * 300), cells=200)
+    made = make_engine(scripted(a=b"x" * 300, b=b"y" * 300), cells=200)
+    engine = made.engine
     submit(engine, ask("a"))
     submit(engine, ask("b"))
     events = engine.step()
@@ -258,7 +258,7 @@ def test_a_request_can_be_cancelled_when_it_was_preempted():
     assert events[-1][1].reasons == (FinishReason.CANCELLED,)
     while engine.busy:
         assert {name for name, _ in engine.step()} == {"a"}
-    assert_idle(engine, runner, scheduler)
+    assert_idle(made)
 
 
 def test_cancelling_what_is_unknown_or_has_ended_does_nothing():
@@ -271,9 +271,8 @@ def test_cancelling_what_is_unknown_or_has_ended_does_nothing():
 
 
 def test_a_failed_decode_ends_exactly_the_batch_s_requests_and_the_engine_goes_on():
-    engine, runner, scheduler = make_engine(
-        scripted(a=b"abc\xf0\x9f", b=b"x", c=b"c", d=b"d"), sequence_ids=2, failing={5}
-    )
+    made = make_engine(scripted(a=b"abc\xf0\x9f", b=b"x", c=b"c", d=b"d"), sequence_ids=2, failing={5})
+    engine, runner, *_ = made
     events = run_to_end(engine, ask("a"), ask("b", "p" * 1000), ask("c"))
     assert runner.batches[5] == [("a", 1), ("b", 64)]
     assert [events[name][-1].kind for name in "ab"] == [FailureKind.ENGINE_ERROR] * 2
@@ -281,7 +280,7 @@ def test_a_failed_decode_ends_exactly_the_batch_s_requests_and_the_engine_goes_o
     assert text_of(events["a"]) == "abc\ufffd"
     assert text_of(events["c"]) == "c"
     assert text_of(run_to_end(engine, ask("d"))["d"]) == "d"
-    assert_idle(engine, runner, scheduler)
+    assert_idle(made)
 
 
 def test_text_held_back_for_a_stop_is_shown_when_the_decode_fails():
@@ -349,14 +348,22 @@ def run_alone(request, cells):
 
 
 class World:
-    """An engine with little room, and what must hold of it whatever happens."""
+    """An engine with little room, and what must hold of it whatever happens. `stored_blocks` have room in RAM."""
 
-    def __init__(self, cells, sequence_ids):
+    def __init__(self, cells, sequence_ids, stored_blocks=0, window=0, failing=()):
         self.cells = cells
-        self.engine, self.runner, self.scheduler = make_engine(hashed_logits, cells=cells, sequence_ids=sequence_ids)
+        self.made = make_engine(
+            hashed_logits,
+            cells=cells,
+            sequence_ids=sequence_ids,
+            store=make_store(stored_blocks),
+            window=window,
+            failing=failing,
+        )
+        self.engine, self.runner, self.scheduler, self.kv = self.made
         self.requests = {}
         self.events = {}
-        self.steps = 0
+        self.ended = set()
         self.preemptions = 0
         self.cancelled_in = set()
 
@@ -370,29 +377,37 @@ class World:
         submit(self.engine, request)
 
     def step(self):
-        before = {name for name, sequence in self.sequences.items() if sequence.sequence_id is not None}
+        before = {name for name, sequence in self.sequences.items() if sequence.leaf is not None}
         oldest = next(iter(self.scheduler.running), None)
         self._record(self.engine.step())
-        self.steps += 1
-        assert oldest is None or oldest.done or oldest.sequence_id is not None, "the oldest lost its cells"
+        assert oldest is None or oldest.done or oldest.leaf is not None, "the oldest lost its cells"
         after = self.sequences
-        self.preemptions += sum(name in after and after[name].sequence_id is None for name in before)
+        self.preemptions += sum(name in after and after[name].leaf is None for name in before)
 
     def cancel(self, name):
         if name in self.sequences:
             self.cancelled_in.add(self.sequences[name].state)
         self._record(self.engine.cancel(name))
 
+    def tidy(self):
+        while self.engine.tidy() == 0:
+            self.check()
+
     def _record(self, emitted):
         for name, event in emitted:
-            assert not any(map(is_terminal, self.events[name])), "an event after the last one"
+            assert name not in self.ended, "an event after the last one"
             self.events[name].append(event)
+            if is_terminal(event):
+                self.ended.add(name)
         self.check()
 
     def check(self):
         self.scheduler.check()
-        assert self.runner.used_cells == self.scheduler.used_cells
-        open_requests = {name for name, events in self.events.items() if not any(map(is_terminal, events))}
+        if len(self.runner.batches) % 8 == 0:
+            compare_kv(self.kv, self.runner.memory)
+        in_use = [leaf.sequence_id for leaf in self.kv._cells._tree.leaves if leaf.in_use]
+        assert sorted(in_use) == sorted(sequence.leaf.sequence_id for sequence in self.scheduler.running)
+        open_requests = self.events.keys() - self.ended
         assert set(self.sequences) == open_requests
         queued = [*self.scheduler.running, *self.scheduler.waiting]
         assert {sequence.request.id for sequence in queued} == open_requests
@@ -401,78 +416,128 @@ class World:
     def finish(self):
         while self.engine.busy:
             self.step()
-            assert self.steps <= self._allowed_steps(), "someone starves"
-        assert_idle(self.engine, self.runner, self.scheduler)
+            assert len(self.runner.batches) <= self._allowed_batches(), "someone starves"
+        self.tidy()
+        assert_idle(self.made)
         for name in self.requests:
             self._compare_with_alone(name)
 
-    def _allowed_steps(self):
-        """The oldest request goes on in every step, so all together take no longer than one after the other, even if
+    def _allowed_batches(self):
+        """The oldest request goes on in every batch, so all together take no longer than one after the other, even if
         every one computes all of its tokens again."""
         usages = [run_alone(request, self.cells)[-1].usage for request in self.requests.values()]
         return sum((u.prompt_tokens + u.completion_tokens) // 64 + u.completion_tokens + 2 for u in usages)
 
     def _compare_with_alone(self, name):
-        events, alone = self.events[name], run_alone(self.requests[name], self.cells)
+        request, events = self.requests[name], self.events[name]
         *_, last = events
-        assert isinstance(last, Finished)
-        assert last.usage.prompt_tokens == alone[-1].usage.prompt_tokens
-        assert last.usage.completion_tokens == len(tokens_of(events))
-        assert all(len(event.logprobs) in {0, len(event.token_ids)} for event in events if isinstance(event, Chunk))
-        if last.reasons == (FinishReason.CANCELLED,):
+        *_, end = alone = run_alone(request, self.cells)
+        assert text_of(events) == bytes(tokens_of(events)).decode() or request.stop
+        if isinstance(last, Failed) or last.reasons == (FinishReason.CANCELLED,):
             assert tokens_of(events) == tokens_of(alone)[: len(tokens_of(events))]
-            assert text_of(events) == bytes(tokens_of(events)).decode()
         else:
             assert (text_of(events), tokens_of(events)) == (text_of(alone), tokens_of(alone))
-            assert (last.reasons, last.usage, last.seed) == (alone[-1].reasons, alone[-1].usage, last.seed)
+            assert last.reasons == end.reasons
+            assert request.sampling.seed in {None, last.seed}
+        if isinstance(last, Finished):
+            assert last.usage.prompt_tokens == end.usage.prompt_tokens
+            assert last.usage.completion_tokens == len(tokens_of(events))
+            assert 0 <= last.usage.cached_tokens < last.usage.prompt_tokens
+            assert request.use_cache or not last.usage.cached_tokens
+        assert all(len(event.logprobs) in {0, len(event.token_ids)} for event in events if isinstance(event, Chunk))
 
 
-def random_request(random, name, cells):
+BEGINNINGS = [letters(name, 300) for name in ("once", "on")]
+
+
+def random_prompt(random, name, world):
+    """A text of its own, one that begins like others, or one that was asked before, cut somewhere or with its answer and more."""
+    own = letters(name, random.randint(1, random.choice([5, 20, 150])))
+    earlier = random.choice([*world.requests.values()] or [ask("", "first")])
+    match random.choice(["own", "common", "common", "again", "next turn"]):
+        case "common":
+            prompt = random.choice(BEGINNINGS)[: random.randint(1, 100)] + own
+        case "again":
+            prompt = earlier.prompt[0].text
+            prompt = prompt[: random.choice([len(prompt), random.randint(1, len(prompt))])]
+        case "next turn":
+            prompt = earlier.prompt[0].text + text_of(world.events.get(earlier.id, [])) + own
+        case _:
+            prompt = own
+    return prompt[: world.cells - 1]
+
+
+def random_request(random, name, world):
     return ask(
         name,
-        letters(name, random.randint(1, random.choice([20, min(300, cells - 1)]))),
-        random.choice([GREEDY, SEEDED, ENDLESS]),
-        max_tokens=random.choice([None, random.randint(1, 300)]),
+        random_prompt(random, name, world),
+        random.choice([GREEDY, SEEDED, ENDLESS, ENDLESS]),
+        max_tokens=random.choice([None, None, random.randint(1, 100)]),
         stop=random.choice([(), (), ("abc", "xq", "yz")]),
         logprobs=random.choice([None, 0, 2]),
+        use_cache=random.random() < 0.9,
+        private=random.random() < 0.1,
+        namespace=random.choice(["", "", "", "other"]),
     )
 
 
 def random_world(seed):
     random = Random(seed)
-    world = World(cells=random.randint(200, 500), sequence_ids=random.choice([2, 3, 6]))
-    for number in range(random.randint(2, 8)):
-        world.submit(random_request(random, f"r{number}", world.cells))
-        for _ in range(random.randint(0, 12)):
+    world = World(
+        cells=random.randint(200, 350),
+        sequence_ids=random.choice([2, 3, 6]),
+        stored_blocks=random.choice([0, 5, 50]),
+        window=random.choice([0, 0, 30]),
+        failing=[random.randint(0, 500)] if random.random() < 0.3 else [],
+    )
+    for number in range(random.randint(3, 10)):
+        world.submit(random_request(random, f"r{number}", world))
+        for _ in range(random.choice([0, 1, 12, 40])):
             if world.engine.busy:
                 world.step()
+            else:
+                world.tidy()
         if random.random() < 0.3:
             world.cancel(random.choice(list(world.requests)))
     world.finish()
     return world
 
 
-SEEDS = range(50)
+SEEDS = range(30)
 
 
 def test_random_traffic_gives_every_request_its_own_answer():
     worlds = [random_world(seed) for seed in SEEDS]
     assert sum(world.preemptions > 0 for world in worlds) >= 10
-    assert set.union(*(world.cancelled_in for world in worlds)) == {State.WAITING, State.PREFILL, State.DECODE}
-    ends = Counter(events[-1].reasons[0] for world in worlds for events in world.events.values())
-    assert min(ends[reason] for reason in FinishReason) >= 10
+    assert set.union(*(world.cancelled_in for world in worlds)) >= {State.WAITING, State.PREFILL, State.DECODE}
+    ends = [events[-1] for world in worlds for events in world.events.values()]
+    finished = [end for end in ends if isinstance(end, Finished)]
+    reasons = Counter(end.reasons[0] for end in finished)
+    assert min(reasons[reason] for reason in FinishReason) >= 10
+    assert len(finished) < len(ends), "no decode failed"
+    assert sum(end.cache.resident > 0 for end in finished) >= 20
+    assert sum(end.cache.ram > 0 for end in finished) >= 5
 
 
-def keep_the_id(self, sequence):
-    (self.running if sequence in self.running else self.waiting).remove(sequence)
-    if sequence.sequence_id is not None:
-        self._free_cells_of(sequence.sequence_id)
+def take_out(scheduler, sequence):
+    (scheduler.waiting if sequence.leaf is None else scheduler.running).remove(sequence)
 
 
-def keep_the_cells(self, sequence):
-    (self.running if sequence in self.running else self.waiting).remove(sequence)
-    if sequence.sequence_id is not None:
-        self._free_ids.append(sequence.sequence_id)
+def keep_the_id(self, sequence, *, keep=True):
+    take_out(self, sequence)
+
+
+def keep_the_cells(self, sequence, *, keep=True):
+    take_out(self, sequence)
+    if sequence.leaf is not None:
+        self._kv._blocks.forget(sequence.leaf)
+        self._kv._cells._tree.remove(sequence.leaf)
+
+
+def keep_what_may_be_wrong(self, sequence, *, keep=True):
+    take_out(self, sequence)
+    if sequence.leaf is not None:
+        self._kv.rest(sequence)
 
 
 def preempt_the_oldest(self, _newest):
@@ -483,15 +548,38 @@ def preempt_the_oldest(self, _newest):
 
 
 def lose_the_answer_too(self):
-    self.sequence_id, self.computed = None, 0
+    self.leaf = self.restore = None
     del self.tokens[self.prompt_tokens :]
 
 
 def reopen_the_sampler(self):
-    self.sequence_id, self.computed = None, 0
+    self.leaf = self.restore = None
     self._sampler = type(self._sampler)(
         self.request.sampling, self._sampler._candidates, ByteTable.size, 4096, self.tokens
     )
+
+
+def count_the_next_token_too(self, batch, _seconds):
+    for piece in batch.slices:
+        sequence, leaf = piece.sequence, piece.sequence.leaf
+        self._cells.grow(leaf, sequence.tokens[leaf.length : leaf.length + piece.rows + 1])
+
+
+def count_no_decoded_token(self, batch, _seconds):
+    for piece in batch.slices:
+        sequence, leaf = piece.sequence, piece.sequence.leaf
+        self._cells.grow(leaf, sequence.tokens[leaf.length : sequence.prompt_tokens][: piece.rows])
+
+
+def reuse_the_last_token(self, sequence):
+    leaf = self._cells.begin(sequence.request.namespace, [*self._sharable(sequence), 0])
+    if leaf is not None:
+        sequence.admit(leaf)
+    return leaf is not None
+
+
+def reuse_whatever_is_asked(self, _sequence):
+    return True
 
 
 @pytest.mark.parametrize(
@@ -499,9 +587,14 @@ def reopen_the_sampler(self):
     [
         (Scheduler, "release", keep_the_id),
         (Scheduler, "release", keep_the_cells),
+        (Scheduler, "release", keep_what_may_be_wrong),
         (Scheduler, "_preempt", preempt_the_oldest),
         (Sequence, "lose_cells", lose_the_answer_too),
         (Sequence, "lose_cells", reopen_the_sampler),
+        (SharedKv, "take", count_the_next_token_too),
+        (SharedKv, "take", count_no_decoded_token),
+        (SharedKv, "begin", reuse_the_last_token),
+        (SharedKv, "shares", reuse_whatever_is_asked),
     ],
 )
 def test_random_traffic_notices_a_planted_fault(owner, method, fault, monkeypatch):
@@ -516,17 +609,22 @@ class Traffic(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.world = World(cells=200, sequence_ids=3)
+        self.world = World(cells=200, sequence_ids=3, stored_blocks=4)
 
     @rule(
-        prompt_tokens=st.integers(1, 199),
+        common_tokens=st.sampled_from([0, 30, 70, 130]),
+        own_tokens=st.integers(1, 199),
         max_tokens=st.none() | st.integers(1, 150),
         sampling=st.sampled_from([GREEDY, SEEDED, ENDLESS]),
         stop=st.sampled_from([(), ("abc", "xq")]),
+        use_cache=st.booleans(),
+        private=st.booleans(),
     )
-    def submit(self, prompt_tokens, max_tokens, sampling, stop):
+    def submit(self, common_tokens, own_tokens, max_tokens, sampling, stop, use_cache, private):
         name = f"r{len(self.world.requests)}"
-        self.world.submit(ask(name, letters(name, prompt_tokens), sampling, max_tokens=max_tokens, stop=stop))
+        prompt = (BEGINNINGS[0][:common_tokens] + letters(name, own_tokens))[:199]
+        fields = {"max_tokens": max_tokens, "stop": stop, "use_cache": use_cache, "private": private}
+        self.world.submit(ask(name, prompt, sampling, **fields))
 
     @precondition(lambda self: self.world.engine.busy)
     @rule(count=st.integers(1, 60))
@@ -534,6 +632,10 @@ class Traffic(RuleBasedStateMachine):
         for _ in range(count):
             if self.world.engine.busy:
                 self.world.step()
+
+    @rule()
+    def tidy(self):
+        self.world.engine.tidy()
 
     @precondition(lambda self: self.world.requests)
     @rule(data=st.data())

@@ -1,10 +1,13 @@
 import pytest
-from fakes import ByteTable
+from fakes import ByteTable, KvRunner, make_kv
+from kv_compare import PrefixMemory, compare_kv
 
+from pinyon.engine.events import FinishReason
 from pinyon.engine.native import Candidates
+from pinyon.engine.prefix_tree import Leaf, Node
 from pinyon.engine.request import GenerateRequest, SamplingParams, Text
 from pinyon.engine.sampler import Sampler
-from pinyon.engine.scheduler import Scheduler
+from pinyon.engine.scheduler import MIN_SHARED_TOKENS, Scheduler
 from pinyon.engine.sequence import Sequence, State
 from pinyon.engine.vocab import Vocab
 
@@ -12,17 +15,18 @@ CHUNK = 64
 GREEDY = SamplingParams(temperature=0)
 
 
-def sequence(name, prompt_tokens):
-    prompt = [97] * prompt_tokens
-    request = GenerateRequest(name, (Text("a" * prompt_tokens),), GREEDY)
+def sequence(name, prompt_tokens, shared=0, **fields):
+    """A sequence that has nothing in common with one of another first letter but `shared` tokens."""
+    prompt = [0] * shared + [ord(name[0])] * (prompt_tokens - shared)
+    request = GenerateRequest(name, (Text("a" * prompt_tokens),), GREEDY, **fields)
     sampler = Sampler(GREEDY, Candidates(ByteTable.size), ByteTable.size, 4096, prompt)
     return Sequence(request, prompt, Vocab(ByteTable()), sampler, 10_000)
 
 
-def scheduler(*sequences, cells=10_000, sequence_ids=8):
-    freed = []
-    made = Scheduler(cells=cells, sequence_ids=sequence_ids, chunk_rows=CHUNK, free_cells_of=freed.append)
-    made.freed = freed
+def scheduler(*sequences, cells=1000, **options):
+    memory = PrefixMemory(cells)
+    made = Scheduler(make_kv(memory, **options), chunk_rows=CHUNK)
+    made.runner = KvRunner(memory)
     for one in sequences:
         made.add(one)
     return made
@@ -33,13 +37,20 @@ def step(made):
     batch = made.schedule()
     rows = [(piece.sequence.request.id, piece.rows) for piece in batch.slices]
     assert batch.rows == sum(count for _, count in rows) > 0
+    made.runner.run(batch)
+    made._kv.take(batch, 1.0)
     for piece in batch.slices:
-        due = piece.wants_logits
-        piece.sequence.advance(piece.rows)
-        if due:
+        if piece.wants_logits:
             piece.sequence.tokens.append(98)
-    made.check()
+    check(made)
     return rows
+
+
+def check(made):
+    made.check()
+    compare_kv(made._kv, made.runner.memory)
+    in_use = [leaf.sequence_id for leaf in made._kv._cells._tree.leaves if leaf.in_use]
+    assert sorted(in_use) == sorted(running.leaf.sequence_id for running in made.running), "a leaf of nobody is in use"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +122,7 @@ def test_the_newest_sequence_gives_its_cells_back():
     made, old, new, rows = grown_until_preempted(200)
     assert rows == [("old", 1)]
     assert (old.state, new.state, new.computed) == (State.DECODE, State.WAITING, 0)
-    assert len(made.freed) == 1
+    assert made._kv.held_cells == made.runner.used_cells == old.computed
     assert len(old.tokens) + len(new.tokens) >= 200
 
 
@@ -137,50 +148,168 @@ def test_several_preempted_sequences_come_back_in_their_order():
     assert [waiting.request.id for waiting in made.waiting] == ["b", "c"]
 
 
+@pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("steps", range(4))
-def test_a_sequence_can_leave_in_any_state(steps):
+def test_a_sequence_can_leave_in_any_state(steps, keep):
     leaving = sequence("a", 65)
     made = scheduler(leaving, sequence("b", 3))
     for _ in range(steps):
         step(made)
-    made.release(leaving)
-    made.check()
+    made.release(leaving, keep=keep)
+    check(made)
     assert [name for name, _ in step(made)] == ["b"]
 
 
-def test_a_sequence_that_left_gives_back_its_id_and_cells():
+@pytest.mark.parametrize(("keep", "left_cells"), [(True, 5), (False, 0)])
+def test_a_sequence_that_left_gives_back_its_id_and_cells(keep, left_cells):
     a = sequence("a", 5)
     made = scheduler(a, sequence_ids=1)
     step(made)
-    made.release(a)
-    assert (made.freed, made.used_cells, made.running) == ([0], 0, [])
-    made.add(sequence("b", 5))
-    assert step(made) == [("b", 5)]
+    made.release(a, keep=keep)
+    assert (made._kv.held_cells, made.runner.used_cells, made.running) == (0, left_cells, [])
+    made.add(sequence("b", 6))
+    assert step(made) == [("b", 6)]
+    assert made.runner.used_cells == 6
 
 
-def hold_an_id_twice(made):
-    made._free_ids.append(made.running[0].sequence_id)
+# Common prefixes
 
 
-def use_too_many_cells(made):
-    made.running[0].computed = 10_001
+def test_a_prompt_waits_for_the_beginning_that_another_one_is_computing():
+    made = scheduler(sequence("a", 200, shared=130), sequence("b", 150, shared=130))
+    assert [step(made) for _ in range(3)] == [[("a", 64)]] * 3
+    assert step(made) == [("a", 8), ("b", 20)]
 
 
-def lose_an_id(made):
-    made._free_ids.pop()
+def test_whoever_has_nothing_in_common_does_not_wait():
+    a, b, c = sequence("a", 130, shared=100), sequence("b", 130, shared=100), sequence("c", 10)
+    made = scheduler(a, b, c)
+    assert step(made) == [("a", 64)]
+    assert (made.running, list(made.waiting)) == ([a, c], [b])
+
+
+@pytest.mark.parametrize(("shared", "waits"), [(MIN_SHARED_TOKENS, True), (MIN_SHARED_TOKENS - 1, False)])
+def test_a_short_beginning_in_common_is_not_waited_for(shared, waits):
+    made = scheduler(sequence("a", 64, shared=shared), sequence("b", 64, shared=shared))
+    made.schedule()
+    assert bool(made.waiting) == waits
+
+
+def test_the_last_token_of_a_prompt_is_not_waited_for():
+    made = scheduler(sequence("a", 60), sequence("a2", MIN_SHARED_TOKENS))
+    made.schedule()
+    assert not made.waiting
+
+
+def test_what_is_there_already_is_not_waited_for():
+    first = sequence("first", 100, shared=100)
+    made = scheduler(first)
+    step(made)
+    step(made)
+    made.release(first)
+    made.add(sequence("a", 110, shared=110))
+    made.add(sequence("b", 105, shared=105))
+    assert step(made) == [("a", 10), ("b", 5)]
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("ours", "theirs"),
+    [({"use_cache": False}, {}), ({}, {"use_cache": False}), ({"namespace": "x"}, {}), ({}, {"namespace": "x"})],
+)
+def test_only_what_may_be_shared_is_waited_for(ours, theirs):
+    made = scheduler(sequence("a", 50, shared=50, **ours), sequence("b", 50, shared=50, **theirs))
+    made.schedule()
+    assert not made.waiting
+
+
+def test_a_state_in_one_piece_is_not_waited_for():
+    made = scheduler(sequence("a", 100, shared=100), sequence("b", 100, shared=100), is_divisible=False)
+    assert step(made) == [("a", 64)]
+    assert not made.waiting
+    assert step(made) == [("a", 36)]
+    assert step(made) == [("a", 1), ("b", 64)]
+
+
+def cancel(made, leader):
+    leader.finish(FinishReason.CANCELLED)
+    made.release(leader)
+
+
+def fail(made, leader):
+    leader.fail()
+    made.release(leader, keep=False)
+
+
+def preempt(made, leader):
+    made._preempt(leader)
+
+
+@pytest.mark.parametrize(
+    ("happens", "rows"),
     [
-        hold_an_id_twice,
-        use_too_many_cells,
-        lose_an_id,
+        (cancel, [("b", 56)]),  # with what the leader left
+        (fail, [("b", 64)]),
+        (preempt, [("a", 64)]),  # whoever was preempted goes on first, with what it had computed
     ],
 )
+def test_a_prompt_goes_on_when_the_one_that_it_waits_for_does_not(happens, rows):
+    leader = sequence("a", 300, shared=100)
+    made = scheduler(leader, sequence("b", 120, shared=100))
+    step(made)
+    assert [waiting.request.id for waiting in made.waiting] == ["b"]
+    happens(made, leader)
+    check(made)
+    assert step(made) == rows
+    while made.waiting or any(running.state is not State.DECODE for running in made.running):
+        step(made)
+
+
+def test_eight_prompts_with_one_beginning_compute_it_once():
+    made = scheduler(*(sequence(name, 210, shared=200) for name in "abcdefgh"))
+    while made.waiting or any(running.state is not State.DECODE for running in made.running):
+        step(made)
+    assert made.runner.used_cells == 200 + sum(running.computed - 200 for running in made.running)
+    assert made.runner.computed.total() == made.runner.used_cells
+
+
+# Faults
+
+
+def hold_cells_of_nobody(made):
+    made._kv._cells._tree.remove(made.running[0].leaf)
+
+
+def use_too_many_cells(made):
+    made.running[0].leaf.node.run += [0] * 1000
+
+
+def hold_an_id_twice(made):
+    root = made.running[0].leaf.node.parent
+    root.children.append(Node(root, 0, [1], leaf=Leaf(made.running[0].leaf.sequence_id, None)))
+    root.children[-1].leaf.node = root.children[-1]
+
+
+def use_an_id_that_is_not_there(made):
+    made._kv._cells._tree.fork(made._kv._cells.match("", ()), 8)
+
+
+def leave_without_a_word(made):
+    made.running.clear()
+
+
+@pytest.mark.parametrize("fault", [use_too_many_cells, hold_an_id_twice, use_an_id_that_is_not_there])
 def test_check_notices_a_planted_fault(fault):
     made = scheduler(sequence("a", 5))
     step(made)
     fault(made)
     with pytest.raises(AssertionError):
         made.check()
+
+
+@pytest.mark.parametrize("fault", [hold_cells_of_nobody, leave_without_a_word])
+def test_the_comparison_notices_a_planted_fault(fault):
+    made = scheduler(sequence("a", 5))
+    step(made)
+    fault(made)
+    with pytest.raises(AssertionError):
+        check(made)

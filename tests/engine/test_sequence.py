@@ -1,11 +1,16 @@
+from collections import deque
+
 import numpy as np
 import pytest
 from fakes import BOS, END_OF_TURN, EOS, USER_TAG, ByteTable, LiteralConstraint, text_of, tokens_of
 
 from pinyon.engine.answer import Answer
+from pinyon.engine.cache_report import CacheReport, Gap, Miss
 from pinyon.engine.errors import NativeError
 from pinyon.engine.events import Chunk, Failed, Finished, FinishReason, Progress
+from pinyon.engine.kv_blocks import Restore
 from pinyon.engine.native import Candidates
+from pinyon.engine.prefix_tree import Leaf, Node
 from pinyon.engine.request import GenerateRequest, Grammar, Reasoning, SamplingParams, Text
 from pinyon.engine.sampler import Sampler
 from pinyon.engine.sequence import Sequence, State
@@ -26,9 +31,20 @@ def sequence(context_tokens=1000, computed=5, **fields):
     request = GenerateRequest("r", (Text(PROMPT.decode()),), SamplingParams(temperature=0), **fields)
     sampler = Sampler(request.sampling, Candidates(ByteTable.size), ByteTable.size, 4096, list(PROMPT))
     made = Sequence(request, list(PROMPT), VOCAB, sampler, context_tokens)
-    made.admit(0)
-    made.advance(computed)
+    made.admit(leaf())
+    compute(made, computed)
     return made
+
+
+def leaf(held=0):
+    """A leaf that holds that many tokens."""
+    return Leaf(0, Node(None, 0, [0] * held))
+
+
+def compute(made, rows):
+    """Compute the sequence's next tokens; return its events."""
+    made.leaf.node.run += made.tokens[made.computed : made.computed + rows]
+    return made.progress()
 
 
 def with_end(made, events):
@@ -198,9 +214,9 @@ def test_states_follow_what_is_computed():
     assert made.state is State.DECODE
     made.lose_cells()
     assert (made.state, made.uncomputed, made.computed) == (State.WAITING, 6, 0)
-    made.admit(3)
+    made.admit(leaf())
     assert made.state is State.PREFILL
-    made.advance(5)
+    compute(made, 5)
     assert made.state is State.DECODE
     end_by_cancel(made)
     assert made.state is State.DONE
@@ -209,28 +225,95 @@ def test_states_follow_what_is_computed():
 def test_the_last_token_of_a_prompt_is_not_decoding():
     made = sequence()
     made.lose_cells()
-    made.admit(0)
-    made.advance(len(PROMPT) - 1)
+    made.admit(leaf())
+    compute(made, len(PROMPT) - 1)
     assert (made.uncomputed, made.state) == (1, State.PREFILL)
 
 
 def test_progress_counts_the_prompt_s_tokens():
     made = sequence(computed=0)
-    assert made.advance(2) + made.advance(3) == [Progress(2, 5), Progress(5, 5)]
+    assert compute(made, 2) + compute(made, 3) == [Progress(2, 5), Progress(5, 5)]
 
 
 def test_a_decode_step_is_no_progress():
     made = sequence()
     say(made, b"a")
-    assert made.advance(1) == []
+    assert compute(made, 1) == []
 
 
 def test_no_progress_is_reported_again_while_a_preempted_sequence_is_recomputed():
     made = sequence()
     say(made, b"a")
     made.lose_cells()
-    made.admit(0)
-    assert made.advance(6) == []
+    made.admit(leaf())
+    assert compute(made, 6) == []
+
+
+def begun(held, ram=0, disk=0):
+    """A sequence that found tokens in the context, and gets others back."""
+    made = sequence(computed=0)
+    made.admitted = None
+    restore = Restore(leaf(held), deque())
+    made.admit(restore.leaf, restore)
+    restore.leaf.node.run += [0] * (ram + disk)
+    restore.ram_tokens, restore.disk_tokens = ram, disk
+    return made
+
+
+def test_what_was_there_is_progress_and_told_apart():
+    made = begun(1, 2, 1)
+    assert made.progress() == [Progress(4, 5, 4)]
+    assert compute(made, 1) == [Progress(5, 5, 4)]
+    finished = say(made, [END_OF_TURN])[-1]
+    assert finished.usage.cached_tokens == 4
+    assert finished.cache == CacheReport(resident=1, ram=2, disk=1)
+
+
+def test_what_a_preempted_sequence_finds_is_not_counted():
+    made = begun(1, 2)
+    compute(made, 2)
+    say(made, b"a")
+    made.lose_cells()
+    made.admit(leaf(5), Restore(leaf(5), deque(), ram_tokens=5))
+    assert (made.cached_tokens, made.cache_report().cached) == (3, 3)
+
+
+def test_a_sequence_waits_while_blocks_come_back():
+    made = sequence(computed=0)
+    restore = Restore(made.leaf, deque([None]))
+    made.admit(made.leaf, restore)
+    assert made.state is State.RESTORE
+    restore.hits.clear()
+    assert made.state is State.PREFILL
+    made.lose_cells()
+    assert made.state is State.WAITING
+
+
+@pytest.mark.parametrize(
+    ("resident", "stored", "told"),
+    [
+        (Gap(Miss.NEW, 0), None, Miss.NEW),
+        (Gap(Miss.NEW, 0), Gap(Miss.EVICTED, 0), Miss.EVICTED),
+        (Gap(Miss.DIVERGED, 0), Gap(Miss.NEW, 0), Miss.DIVERGED),
+        (Gap(Miss.NEW, 0), Gap(Miss.DIVERGED, 0), Miss.DIVERGED),
+        (Gap(Miss.DIVERGED, 0), Gap(Miss.UNREADABLE, 0), Miss.UNREADABLE),
+        (Gap(Miss.DIVERGED, 0), Gap(Miss.NEW, 2), Miss.NEW),
+        (Gap(Miss.NEW, 2), Gap(Miss.EVICTED, 1), Miss.NEW),
+    ],
+)
+def test_the_report_tells_what_is_known_of_the_first_token_that_was_computed(resident, stored, told):
+    made = sequence(computed=0)
+    made.admitted = None
+    made.admit(leaf(), Restore(leaf(), deque(), gap=stored), resident)
+    report = made.cache_report()
+    assert (report.miss, report.position) == (told, max(gap.position for gap in (resident, stored) if gap))
+
+
+def test_where_nothing_is_missing_the_report_gives_no_reason():
+    made = sequence(computed=0)
+    made.admitted = None
+    made.admit(leaf(4), None, Gap(Miss.NEW, 4))
+    assert made.cache_report() == CacheReport(resident=4)
 
 
 def test_times_are_not_negative_even_before_admission():

@@ -1,21 +1,24 @@
 """A real worker under awkward load: long letters, mixed calls, failing native code."""
 
 import asyncio
+import gc
 import queue
 import random
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 from asking import answer, ask, config, end_of, ids_of, text_of
-from fakes import make_engine, scripted
+from fakes import hashed, make_engine, make_store, scripted
 from tiny_models import write_tiny_bpe
 
 from pinyon.engine import protocol
 from pinyon.engine.config import LONG_TEXT_CHARS, EngineConfig
 from pinyon.engine.errors import ContextOverflowError
-from pinyon.engine.events import Failed, FailureKind, Finished, FinishReason
+from pinyon.engine.events import Chunk, Failed, FailureKind, Finished, FinishReason
 from pinyon.engine.request import Text
+from pinyon.engine.shared_kv import SharedKv
 from pinyon.engine.worker import Worker
 
 LONG_TEXTS = {"letter": "A" * 30_000, "ideograph": "语" * 30_000, "spaces": " " * 100_000, "newlines": "\n" * 100_000}
@@ -42,7 +45,7 @@ def test_tokenising_a_long_text_does_not_stop_the_streams(monkeypatch):
     threading.Thread(target=worker._run_texts, args=(worker._texts, loaded), daemon=True).start()
     worker._commands.put(prepared)
     worker.receive(protocol.Tokenize(7, ()))
-    worker._take_commands(engine)
+    worker._take_commands(engine, wait_s=0.0)
     while engine.busy:
         worker._send_events(engine.step())
     events = []
@@ -52,6 +55,45 @@ def test_tokenising_a_long_text_does_not_stop_the_streams(monkeypatch):
     assert sent.empty()
     may_go_on.set()
     assert sent.get(timeout=10) == protocol.TokenizeReply(7, (1,))
+
+
+@pytest.fixture
+def running(monkeypatch):
+    """A worker whose engine thread runs a fake, what it has sent, and the engine's parts."""
+    made = make_engine(hashed, cells=1024, store=make_store())
+    sent = queue.SimpleQueue()
+    worker = Worker(EngineConfig(b"", 1), sent.put)
+    monkeypatch.setattr(worker, "_load", lambda: SimpleNamespace(engine=made.engine, info=None))
+    monkeypatch.setattr("pinyon.engine.worker.start_thread", lambda _name, _body: None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    sent.get(timeout=10)
+    yield worker, sent, made
+    worker.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_what_was_computed_is_stored_when_there_is_nothing_else_to_do(running, monkeypatch):
+    monkeypatch.setattr("kv_compare.MOVE_S", 1.0)  # a block is dearer than all steps have paid for
+    worker, sent, made = running
+    worker._commands.put(made.engine.prepare(ask("a", "x" * 200, max_tokens=2)))
+    while not isinstance(sent.get(timeout=10).events[-1][1], Finished):
+        pass
+    while made.kv._blocks.has_unsaved:  # the engine thread waits for nothing
+        time.sleep(0.001)
+    assert len(made.kv._store._ram) == 4
+
+
+def test_a_worker_that_is_stopped_first_stores_what_it_has(running, monkeypatch):
+    worker, sent, made = running
+    monkeypatch.setattr(SharedKv, "save", lambda _self: None)
+    worker._commands.put(made.engine.prepare(ask("a", "x" * 200)))
+    while not any(isinstance(event, Chunk) for _, event in sent.get(timeout=10).events):
+        pass
+    worker.stop()
+    assert len(made.kv._store._ram) >= 3
 
 
 def test_a_request_cancelled_before_it_was_prepared_tells_of_each_choice():

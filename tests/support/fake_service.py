@@ -73,7 +73,7 @@ class FakeModel:
         self.name = name
         self.record = record_of(name)
         self.context_tokens = cells
-        self.engine, self.runner, self.scheduler = make_engine(
+        self.engine, self.runner, self.scheduler, self.kv = make_engine(
             next_token, cells=cells, sequence_ids=sequence_ids, failing=failing
         )
         self.unpaused, self.tokenised = asyncio.Event(), asyncio.Event()
@@ -146,6 +146,8 @@ class FakeModel:
             n=ask.n,
             grammar=ask.grammar,
             reasoning=self._reasoning if is_chat else None,
+            use_cache=ask.use_cache,
+            private=ask.private,
         )
 
     def _deliver(self, emitted: Sequence[Emitted]) -> None:
@@ -223,7 +225,8 @@ class FakeServer:
     def is_idle(self) -> bool:
         """Whether nothing is open, anywhere."""
         self.model.scheduler.check()
-        return not self.model.engine.busy and self.door.running + self.door.waiting == 0
+        is_open = self.model.engine.busy or self.model.kv.held_cells or self.door.running or self.door.waiting
+        return not is_open
 
     async def becomes_idle(self) -> None:
         async with asyncio.timeout(5):

@@ -1,23 +1,33 @@
 """A vocabulary of bytes and a model that is a pure function of its KV: engine tests without native models.
 
-`KvRunner` keeps what each sequence id has been fed, checks that it is fed without gaps, and derives the next token from
-all of it. So an answer shows whether a sequence saw exactly its own tokens, alone, batched or after a preemption.
+`KvRunner` computes in a fake of llama.cpp's memory, checks that each sequence id is fed without gaps, and derives the next
+token from all that it holds. So an answer shows whether a sequence saw exactly its own tokens: alone, batched, shared with
+others, brought back from a block, or after a preemption.
 """
 
 import hashlib
 from array import array
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from fake_disk import FakeDisk
+from kv_compare import PrefixMemory, compare_blocks, compare_kv
 
 from pinyon.engine.batch import Batch
+from pinyon.engine.block_store import BLOCK_TOKENS, BlockStore
 from pinyon.engine.config import CHUNK_ROWS
+from pinyon.engine.cost_model import CostModel
 from pinyon.engine.engine import Emitted, Engine
 from pinyon.engine.errors import NativeError
 from pinyon.engine.events import Chunk, Event
+from pinyon.engine.kv_blocks import KvBlocks
+from pinyon.engine.kv_cells import KvCells
 from pinyon.engine.native import Logits, SpecialTokens
 from pinyon.engine.request import GenerateRequest, Grammar
 from pinyon.engine.scheduler import Scheduler
+from pinyon.engine.shared_kv import SharedKv
 from pinyon.engine.vocab import Vocab
 
 BOS, EOS, END_OF_TURN, USER_TAG = 256, 257, 258, 259
@@ -93,34 +103,42 @@ def scripted(**answers: Sequence[int]) -> Next:
 
 
 class KvRunner:
-    """`failing` are the numbers, from 0, of the batches whose decode fails."""
+    """Computes batches in a memory. `failing` are the numbers, from 0, of those whose decode fails, and leaves nonsense behind."""
 
-    def __init__(self, next_token: Next = hashed, cells: int = 1 << 20, failing: Collection[int] = ()) -> None:
-        self.kv: dict[int, list[int]] = {}
+    def __init__(
+        self,
+        memory: PrefixMemory,
+        next_token: Next = hashed,
+        failing: Collection[int] = (),
+        ids_of: Callable[[int], tuple[int, ...]] = lambda sequence_id: (sequence_id,),
+    ) -> None:
+        self.memory = memory
         self.batches: list[list[tuple[str, int]]] = []
         self._next_token = next_token
-        self._cells = cells
         self._failing = failing
+        self._ids_of = ids_of
         self._logits = np.empty((0, ByteTable.size), np.float32)
 
     def run(self, batch: Batch) -> Logits:
         assert batch.rows, "an empty batch"
         self._logits.fill(np.nan)  # like native memory, the last logits are gone
         self.batches.append([(piece.sequence.request.id, piece.rows) for piece in batch.slices])
-        if len(self.batches) - 1 in self._failing:
-            raise NativeError("llama_decode returned -3")
+        fails = len(self.batches) - 1 in self._failing
         rows = []
         for piece in batch.slices:
-            sequence = piece.sequence
-            assert sequence.sequence_id is not None, "scheduled without a sequence id"
-            kv = self.kv.setdefault(sequence.sequence_id, [])
-            assert len(kv) == sequence.computed, "the sequence and its cells disagree about what is computed"
-            kv += sequence.tokens[len(kv) : len(kv) + piece.rows]
-            if piece.wants_logits:
+            sequence, leaf = piece.sequence, piece.sequence.leaf
+            assert leaf is not None, "scheduled without a sequence id"
+            ids, start = self._ids_of(leaf.sequence_id), sequence.computed
+            tokens = [BOS] * piece.rows if fails else sequence.tokens[start : start + piece.rows]
+            assert self.memory.last_position(leaf.sequence_id) == start - 1, "the sequence and its cells disagree"
+            assert self.memory.compute(ids, tokens), "more cells used than there are"
+            if piece.wants_logits and not fails:
+                kv = self.memory.tokens_of(leaf.sequence_id)
                 assert kv == sequence.tokens
                 generated = len(kv) - sequence.prompt_tokens
                 rows.append(self._row(self._next_token(sequence.request.id, kv, generated)))
-        assert self.used_cells <= self._cells, "more cells used than there are"
+        if fails:
+            raise NativeError("llama_decode returned -3")
         self._logits = np.array(rows, np.float32).reshape(len(rows), ByteTable.size)
         return self._logits
 
@@ -132,12 +150,54 @@ class KvRunner:
         row[wanted] = 10
         return row
 
-    def free(self, sequence_id: int) -> None:
-        self.kv.pop(sequence_id, None)  # a sequence can leave before its first batch
-
     @property
     def used_cells(self) -> int:
-        return sum(map(len, self.kv.values()))
+        return len(self.memory.cells) - self.memory.free
+
+    @property
+    def computed(self) -> Counter[str]:
+        """How many tokens were computed for each request."""
+        return Counter(owner for batch in self.batches for owner, rows in batch for _ in range(rows))
+
+
+BLOCK_BYTES = 4 * (2 + 2 * BLOCK_TOKENS)
+"""The state of a whole block in the fake memory."""
+
+
+def make_store(blocks: int = 1000, disk: FakeDisk | None = None, disk_blocks: int = 1000) -> BlockStore:
+    """Return a store with room for that many blocks, and with what the disk has."""
+    store = BlockStore(blocks * BLOCK_BYTES)
+    if disk is not None:
+        store.attach(disk, disk.headers, disk_blocks * BLOCK_BYTES)
+    return store
+
+
+def make_kv(
+    memory: PrefixMemory,
+    sequence_ids: int = 8,
+    store: BlockStore | None = None,
+    *,
+    window: int = 0,
+    is_divisible: bool = True,
+    costs: CostModel | None = None,
+) -> SharedKv:
+    cells = KvCells(
+        memory,
+        cells=len(memory.cells),
+        sequence_ids=sequence_ids,
+        window=window,
+        before_drop=lambda leaf: blocks.save_all_of(leaf),  # noqa: PLW0108  there are none yet
+    )
+    store, costs = store or BlockStore(0, memory.clock), costs or CostModel()
+    blocks = KvBlocks(memory, cells, store, costs, scratch=2 * sequence_ids, clock=memory.clock)
+    return SharedKv(cells, blocks, store, costs, is_divisible=is_divisible, clock=memory.clock)
+
+
+class MadeEngine(NamedTuple):
+    engine: Engine
+    runner: KvRunner
+    scheduler: Scheduler
+    kv: SharedKv
 
 
 def make_engine(
@@ -147,11 +207,18 @@ def make_engine(
     sequence_ids: int = 8,
     adds_bos: bool = False,
     failing: Collection[int] = (),
-) -> tuple[Engine, KvRunner, Scheduler]:
-    runner = KvRunner(next_token, cells, failing)
-    scheduler = Scheduler(cells=cells, sequence_ids=sequence_ids, chunk_rows=CHUNK_ROWS, free_cells_of=runner.free)
+    store: BlockStore | None = None,
+    window: int = 0,
+    is_divisible: bool = True,
+    costs: CostModel | None = None,
+) -> MadeEngine:
+    memory = PrefixMemory(cells, window)
+    kv = make_kv(memory, sequence_ids, store, window=window, is_divisible=is_divisible, costs=costs)
+    runner = KvRunner(memory, next_token, failing, kv._cells.ids_of)
+    scheduler = Scheduler(kv, chunk_rows=CHUNK_ROWS)
     vocab = Vocab(ByteTable(adds_bos=adds_bos))
-    return Engine(vocab, runner, scheduler, cells, LiteralConstraint), runner, scheduler
+    engine = Engine(vocab, runner, scheduler, kv, cells, LiteralConstraint, memory.clock)
+    return MadeEngine(engine, runner, scheduler, kv)
 
 
 class LiteralConstraint:
@@ -187,6 +254,16 @@ class LiteralConstraint:
 
     def close(self) -> None:
         type(self).open -= 1
+
+
+def assert_idle(made: MadeEngine) -> None:
+    """Raise AssertionError if a request holds anything, or the memory holds something else than is said of it."""
+    engine, runner, scheduler, kv = made
+    assert not engine.busy
+    assert (kv.held_cells, scheduler.running, list(scheduler.waiting)) == (0, [], [])
+    scheduler.check()
+    compare_kv(kv, runner.memory)
+    compare_blocks(kv)
 
 
 def submit(engine: Engine, request: GenerateRequest) -> list[Emitted]:

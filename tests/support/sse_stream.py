@@ -26,7 +26,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client can see of an answer, but for ids and times."""
+    """What a client can see of an answer, but for ids and times, and for what was cached: an answer is the same without."""
 
     choices: tuple[Choice, ...]
     usage: dict | None
@@ -115,7 +115,17 @@ def streamed_answer(stream: SseStream, *, wants_usage: bool = False) -> Answer:
         for index in sorted({part["index"] for part in parts})
     ]
     extras = next(chunk["pinyon"] for chunk in stream.chunks if "pinyon" in chunk)
-    return Answer(tuple(choices), stream.chunks[-1].get("usage"), extras["ignored"], extras["seed"])
+    return _answer(choices, stream.chunks[-1].get("usage"), extras)
+
+
+def _answer(choices: list[Choice], usage: dict | None, extras: dict) -> Answer:
+    cached = sum(extras["cache"][tier] for tier in ("resident", "ram", "disk"))
+    if usage is not None:
+        details = {**usage}.pop("prompt_tokens_details")
+        assert list(details) == ["cached_tokens"]
+        assert cached <= details["cached_tokens"] < usage["prompt_tokens"], "the last token is never cached"
+        usage = {name: value for name, value in usage.items() if name != "prompt_tokens_details"}
+    return Answer(tuple(choices), usage, extras["ignored"], extras["seed"])
 
 
 def _joined(parts: list[dict]) -> Choice:
@@ -148,5 +158,4 @@ def whole_answer(document: dict, *, wants_usage: bool = True) -> Answer:
         else:
             shown = choice["text"], None
         choices.append(Choice(*shown, choice["logprobs"], choice["finish_reason"]))
-    extras = document["pinyon"]
-    return Answer(tuple(choices), document["usage"] if wants_usage else None, extras["ignored"], extras["seed"])
+    return _answer(choices, document["usage"] if wants_usage else None, document["pinyon"])

@@ -14,7 +14,27 @@ SCHEMA = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]
 LITERAL = grammar.json_schema(SCHEMA).source
 """What the fake grammar of this schema holds the answer to."""
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
-USAGE = {"prompt_tokens": 9, "completion_tokens": 11, "total_tokens": 20}
+NOTHING_CACHED = {
+    "resident": 0,
+    "ram": 0,
+    "disk": 0,
+    "miss": "new",
+    "position": 0,
+    "expected": "",
+    "got": "",
+    "advice": "",
+}
+
+
+def usage(cached_tokens):
+    return {
+        "prompt_tokens": 9,
+        "completion_tokens": 11,
+        "total_tokens": 20,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
 
 ODD_TEXTS = {
     "NUL": "a\0b",
@@ -47,8 +67,8 @@ async def test_a_whole_answer_has_openai_s_shape(api):
                 "finish_reason": "stop",
             }
         ],
-        "usage": {**USAGE, "completion_tokens_details": {"reasoning_tokens": 0}},
-        "pinyon": {"ignored": [], "seed": 7},
+        "usage": usage(cached_tokens=0),
+        "pinyon": {"ignored": [], "seed": 7, "cache": NOTHING_CACHED},
     }
 
 
@@ -67,7 +87,28 @@ async def test_usage_comes_only_where_it_was_asked_for(api):
         check_chunks(await api.stream(CHAT, chat_body(stream_options=options)))
     asked = await api.stream(CHAT, chat_body(stream_options={"include_usage": True}))
     check_chunks(asked, wants_usage=True)
-    assert asked.chunks[-1]["usage"] == {**USAGE, "completion_tokens_details": {"reasoning_tokens": 0}}
+    assert asked.chunks[-1]["usage"] == usage(cached_tokens=8)
+
+
+async def test_what_was_cached_is_told(api):
+    first = strict_json((await api.post(CHAT, chat_body())).text)
+    again = strict_json((await api.post(CHAT, chat_body())).text)
+    assert [document["usage"] for document in (first, again)] == [usage(cached_tokens=0), usage(cached_tokens=8)]
+    assert first["pinyon"]["cache"] == NOTHING_CACHED
+    assert again["pinyon"]["cache"] == {**NOTHING_CACHED, "resident": 8, "miss": None}
+
+
+async def test_the_cache_can_be_left_out(api):
+    for _ in range(2):
+        document = strict_json((await api.post(CHAT, chat_body(cache="off"))).text)
+        assert document["usage"] == usage(cached_tokens=0)
+        assert document["pinyon"]["cache"] == {**NOTHING_CACHED, "miss": "disabled"}
+
+
+async def test_a_private_request_is_private_in_the_engine(api):
+    for private in (True, False):
+        await api.post(CHAT, chat_body(private=private))
+    assert [ask.private for ask in api.server.model.asked] == [True, False]
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS.values(), ids=ODD_TEXTS.keys())

@@ -73,7 +73,7 @@ async def test_another_model_than_the_loaded_one_is_refused_with_the_service_s_w
 
 
 async def test_all_beyond_the_room_are_told_at_once_and_the_rest_finish(make_api):
-    api = make_api(says("ab"), sequence_ids=MAX_SEQUENCES, cells=1 << 16)
+    api = make_api(says("ab"), sequence_ids=MAX_SEQUENCES, cells=1 << 13)
     visitors = held(api, *(chat_body(stream=index % 2 == 0) for index in range(400)))
     await settle()
     refused = [visitor for visitor in visitors if visitor.task.done()]
@@ -108,7 +108,7 @@ async def test_answers_end_in_the_order_in_which_they_came(make_api):
 
 async def test_each_choice_and_each_prompt_takes_room(make_api):
     api = make_api(hashed, sequence_ids=8)
-    visitors = held(api, *[chat_body(n=8)] * (ROOM // 8))
+    visitors = held(api, *[chat_body(n=8)] * (ROOM // 8), chat_body(n=ROOM % 8))
     await settle()
     assert api.server.door.running + api.server.door.waiting == ROOM
     await api.refused(CHAT, chat_body(), 503)

@@ -43,6 +43,8 @@ SAMPLING = {
     "frequency_penalty": "0 -1 1 2 1.5 1.0 -0.0 1e-400",
     "logit_bias": '{} {"1":1}',
     "user": TEXT,
+    "cache": "",
+    "private": BOOL,
     "regex": '"0" "2" "x" "null"',
     "grammar": '"0" "2" "x" "null"',
 }

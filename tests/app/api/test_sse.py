@@ -203,7 +203,7 @@ async def test_comments_follow_the_prompt_as_it_is_computed(api, monkeypatch):
 # The reader that all tests of streams trust.
 
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-EXTRAS = {"ignored": [], "seed": 1, "timings": {}}
+EXTRAS = {"ignored": [], "seed": 1, "timings": {}, "cache": {"resident": 0, "ram": 0, "disk": 0}}
 
 
 def chunk(delta=None, finish=None, index=0, **more):

@@ -1,0 +1,121 @@
+"""`pinyon cache`: what is kept of computed prompts on disk, why a prompt was not found there, and how to get rid of it."""
+
+import datetime as dt
+import re
+import sys
+
+import click
+import msgspec
+
+from pinyon.app.errors import UsageError
+from pinyon.app.kv_files import clear, damaged, kept, notes
+from pinyon.app.settings import Folders, load_settings
+from pinyon.engine.cache_report import Miss
+from pinyon.models.disk import printable
+from pinyon.models.store import Store
+
+_UNITS = {"m": 60, "h": 3600, "d": 86400}
+_REASONS = {
+    Miss.NEW: "nothing like the rest was computed before",
+    Miss.DIVERGED: "what was computed before goes on differently there",
+    Miss.EVICTED: "the rest had to make room for others",
+    Miss.NOT_WORTH_IT: "bringing more back would have taken longer than computing it",
+    Miss.UNREADABLE: "the rest could not be read back",
+    Miss.DISABLED: "the request asked for no cache",
+    Miss.UNAVAILABLE: "this model's state cannot be divided",
+}
+
+
+@click.group(name="cache")
+def command() -> None:
+    """Look after the computed prompts that are kept on disk."""
+
+
+@command.command()
+def status() -> None:
+    """Show where it is, how much it holds and may hold."""
+    from pinyon.app.kv_budget import MIB, kv_budget  # noqa: PLC0415  psutil takes 10 ms to import
+
+    folders = Folders.of_user()
+    budget = kv_budget(folders, load_settings(folders))
+    held = kept(folders.kv)
+    print(f"folder  {printable(folders.kv)}")
+    print(
+        f"holds   {sum(each.size_bytes for each in held) // MIB:,} MiB in {sum(each.blocks for each in held):,} blocks"
+    )
+    print(f"limits  {budget.disk_cap_bytes // MIB:,} MiB on disk, {budget.ram_cap_bytes // MIB:,} MiB in memory")
+    if budget.folder is None:
+        print(f"pinyon: nothing is kept on disk: {budget.why_no_disk}", file=sys.stderr)
+
+
+@command.command(name="list")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
+def list_(as_json: bool) -> None:
+    """Show what is kept for each model and its settings, the latest used first."""
+    held = kept(Folders.of_user().kv)
+    if as_json:
+        print(msgspec.json.encode(held, enc_hook=printable).decode())
+        return
+    for each in held:
+        used = dt.datetime.fromtimestamp(each.used_at).astimezone()
+        print(
+            f"{each.size_bytes / 1e6:>8.0f} MB  {each.blocks:>6} blocks  {used:%Y-%m-%d %H:%M}  {printable(each.about.model)}"
+        )
+
+
+@command.command()
+@click.argument("request_id", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def why(request_id: str | None, as_json: bool) -> None:
+    """Say what of a request's prompt was reused, and why not more. Without an id: of the last request."""
+    wanted = (request_id or "").rpartition("-")[2]
+    found = [note for note in notes(Folders.of_user().kv) if wanted in ("", note.request_id)]
+    if not found:
+        raise UsageError("no such request is remembered: private ones are not, and only the last 1,000 are")
+    note, report = found[-1], found[-1].report
+    if as_json:
+        print(msgspec.json.encode(note).decode())
+        return
+    print(
+        f"{report.cached:,} of {note.prompt_tokens:,} prompt tokens were reused: {report.resident:,} in the context, ",
+        end="",
+    )
+    print(f"{report.ram:,} from memory, {report.disk:,} from disk")
+    if report.miss is not None:
+        print(f"from token {report.position:,} on they were not: {_REASONS[report.miss]}")
+    if report.miss is Miss.DIVERGED:
+        print(f"  known  {report.expected!r}\n  now    {report.got!r}")
+    if report.advice:
+        print(report.advice)
+
+
+@command.command(name="clear")
+@click.option("--model", metavar="NAME", help="Only what is kept for this model.")
+@click.option("--older-than", metavar="AGE", default="0m", help="Only what was written longer ago: 45m, 12h, 30d.")
+def clear_(model: str | None, older_than: str) -> None:
+    """Delete what is kept."""
+    folders = Folders.of_user()
+    age_s = _seconds(older_than)
+    path = None if model is None else printable(Store(folders.models).resolve(model).path)
+    chosen = [each for each in kept(folders.kv) if path in (None, each.about.model)]
+    freed = sum(clear(each.folder, age_s) for each in chosen)
+    print(f"freed {freed / 1e6:,.0f} MB", file=sys.stderr)
+
+
+@command.command()
+def verify() -> None:
+    """Read all that is kept and delete what is damaged."""
+    count = bad = 0
+    for each in kept(Folders.of_user().kv):
+        count += each.blocks
+        for path, reason in damaged(each.folder):
+            bad += 1
+            print(f"{printable(path)}: {reason}; deleted", file=sys.stderr)
+    print(f"{count - bad:,} blocks are good, {bad:,} were damaged")
+
+
+def _seconds(age: str) -> float:
+    match = re.fullmatch(r"(\d{1,6})([mhd])", age)
+    if match is None:
+        raise UsageError(f"--older-than is {age!r}: give a number of minutes, hours or days, as 45m, 12h or 30d")
+    return int(match[1]) * _UNITS[match[2]]

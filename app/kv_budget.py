@@ -1,0 +1,95 @@
+"""How much memory and disk the KV of earlier prompts may take, and whether this process may use the disk for it at all."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import psutil
+from filelock import FileLock, Timeout
+
+from pinyon.app.settings import Folders, Settings
+from pinyon.models.disk import private_folder
+
+MIB: Final = 1 << 20
+MAX_DISK_BYTES: Final = 10 << 30
+DISK_SHARE: Final = 0.1
+"""Of what is free."""
+RAM_SHARE: Final = 0.25
+"""Of what is available."""
+FULL_SHARE: Final = 0.05
+"""A file system with less than this free is left alone."""
+
+
+class KvBudget(NamedTuple):
+    """Caps in bytes. Without a `folder` nothing is kept on disk, and `why_no_disk` says why."""
+
+    ram_cap_bytes: int
+    disk_cap_bytes: int = 0
+    folder: Path | None = None
+    why_no_disk: str = ""
+
+
+def kv_budget(folders: Folders, settings: Settings) -> KvBudget:
+    """Return what the settings and the machine allow now."""
+    asked = settings.cache_ram_mib
+    ram_cap_bytes = int(psutil.virtual_memory().available * RAM_SHARE) if asked is None else asked * MIB
+    try:
+        private_folder(folders.kv)
+        return KvBudget(ram_cap_bytes, _disk_cap_bytes(folders.kv, settings.cache_disk_mib), folders.kv)
+    except _NoDiskError as error:
+        return KvBudget(ram_cap_bytes, why_no_disk=str(error))
+    except OSError as error:
+        return KvBudget(ram_cap_bytes, why_no_disk=f"{folders.kv}: {error.strerror}")
+
+
+def _disk_cap_bytes(folder: Path, asked_mib: int | None) -> int:
+    if asked_mib == 0:
+        raise _NoDiskError("the setting cache_disk_mib is 0")
+    if asked_mib is not None:
+        return asked_mib * MIB
+    usage = psutil.disk_usage(str(folder))
+    if usage.free < usage.total * FULL_SHARE:
+        raise _NoDiskError(f"the disk of {folder} is nearly full: {usage.free // MIB:,} MiB are free")
+    if _is_removable(folder):
+        raise _NoDiskError(f"{folder} is on a removable disk")
+    return min(MAX_DISK_BYTES, int(usage.free * DISK_SHARE))
+
+
+class KvClaim:
+    """The right to use the folder of KV: one process at a time has it."""
+
+    def __init__(self) -> None:
+        self._lock: FileLock | None = None
+
+    def claimed(self, budget: KvBudget) -> KvBudget:
+        """Return the budget, without its folder if another process uses that."""
+        if budget.folder is None or self._lock is not None:
+            return budget
+        lock = FileLock(budget.folder / "lock", mode=0o600)
+        try:
+            lock.acquire(timeout=0)
+        except (Timeout, OSError):
+            return KvBudget(budget.ram_cap_bytes, why_no_disk=f"another process uses {budget.folder}")
+        self._lock = lock
+        return budget
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+class _NoDiskError(Exception):
+    """Why the disk is not used."""
+
+
+def _is_removable(folder: Path) -> bool:
+    """Whether Linux calls the disk removable; elsewhere nobody says."""
+    device = os.stat(folder).st_dev  # noqa: PTH116
+    with contextlib.suppress(OSError):
+        block = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
+        for disk in (block, block.parent):
+            if (disk / "removable").exists():
+                return (disk / "removable").read_text().strip() == "1"
+    return False

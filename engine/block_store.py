@@ -1,0 +1,276 @@
+"""Blocks of KV by the tokens that they hold: in RAM, on disk, under caps that are never exceeded.
+
+The index is a tree: a block's place is the chain of tokens before it, whole blocks first, perhaps a tail at the end. All of
+this runs on the engine thread; bytes move on the disk's own threads, and nobody waits for them.
+
+A block is in RAM, on disk or both, and leaves the index with the last of these. What follows it leaves before it does. Blocks
+without a file become useless with the process. A kill loses what was added in about the last second: whole blocks are handed
+to the disk between steps, tails after TAIL_REST_S, and a tail's file stays until a longer block's is there. A disk that is
+slow or fails makes that more, a power cut a few seconds more, `close` nothing.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from itertools import takewhile
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from pinyon.engine.block import BLOCK_TOKENS, Block, Payload
+from pinyon.engine.block_disk import BlockDisk
+from pinyon.engine.block_file import BlockHeader, chain_key, file_bytes
+from pinyon.engine.prefix_tree import common_length
+from pinyon.engine.tier import Tier
+
+TAIL_REST_S: Final = 1.0
+"""How long a tail waits for its successor before it is written: autocompletion replaces it several times a second."""
+POLL_S: Final = 0.05
+"""How often to look whether a write has ended."""
+MAX_EVICTED: Final = 10_000
+"""How many blocks are remembered when they are here no more."""
+
+
+class Hit(NamedTuple):
+    """The first `tokens` tokens of a block are those that were asked for."""
+
+    block: Block
+    tokens: int
+
+    @property
+    def end(self) -> int:
+        return self.block.start + self.tokens
+
+
+class BlockStore:
+    """`ram_cap_bytes` covers what waits to be written, too: it stays in RAM until it is."""
+
+    def __init__(self, ram_cap_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ram = Tier(ram_cap_bytes)
+        self._files = Tier(0)
+        """Blocks with a file, or with one that is being written: its bytes are counted before they exist."""
+        self._disk: BlockDisk | None = None
+        self._clock = clock
+        self._roots: dict[bytes, Block] = {}
+        self._unwritten: dict[Block, float] = {}
+        """Blocks in RAM that are to get a file, and since when."""
+        self._evicted: dict[bytes, None] = {}
+
+    def root(self, namespace: str) -> Block:
+        """Return the beginning of every chain of a namespace."""
+        return self._root(hashlib.sha256(namespace.encode()).digest())
+
+    def _root(self, key: bytes) -> Block:
+        return self._roots.setdefault(key, Block(key, None, 0, ()))
+
+    def find(self, namespace: str, tokens: Sequence[int]) -> list[Hit]:
+        """Return the blocks that hold the longest known beginning of the tokens, in order; the last may serve in part."""
+        hits: list[Hit] = []
+        block = self.root(namespace)
+        while following := tuple(tokens[block.end : block.end + BLOCK_TOKENS]):
+            child = block.closest_child(following)
+            if child is None or not (common := common_length(child.tokens, following)):
+                break
+            hits.append(Hit(child, common))
+            if common < BLOCK_TOKENS:
+                break
+            block = child
+        return hits
+
+    def is_kept(self, block: Block) -> bool:
+        return block.parent is None or block in self._ram or block in self._files
+
+    def was_evicted(self, parent: Block, tokens: Sequence[int]) -> bool:
+        """Whether a block of these tokens was kept, and had to make room."""
+        return chain_key(parent.key, tokens) in self._evicted
+
+    def add(self, parent: Block, tokens: Sequence[int], payload: Payload, prefill_s: float) -> Block | None:
+        """Keep the KV of tokens that follow a whole block; return the block that holds them now.
+
+        None if there is no room, or the block before has gone.
+        """
+        tokens = tuple(tokens)
+        if (known := parent.child_with(tokens)) is not None:
+            self.touch(known)
+            return known
+        if not (self.is_kept(parent) and self._make_room(self._ram, len(payload), parent, self._evict_from_ram)):
+            return None
+        block = Block(chain_key(parent.key, tokens), parent, parent.end, tokens, len(payload), prefill_s, payload)
+        self._ram.add(block, len(payload))
+        parent.insert(block)
+        self._drop_superseded(block, also_files=False)
+        if block.start or len(tokens) == BLOCK_TOKENS:  # a prompt that is shorter is not worth a file
+            self._unwritten[block] = self._clock()
+        return block
+
+    def touch(self, block: Block) -> None:
+        """Count a use of a block and of all before it."""
+        for tier in (self._ram, self._files):
+            if (nearest := next((each for each in block.chain() if each in tier), None)) is not None:
+                tier.touch(nearest)
+
+    def read(self, block: Block) -> Payload | Future[memoryview] | None:
+        """Return the block's bytes or the promise of them; None if it is not kept any more.
+
+        The future raises OSError or BlockDamagedError: then `lose` the block.
+        """
+        if block.payload is not None:
+            return block.payload
+        return self._disk.read(block) if self._disk is not None and block in self._files else None
+
+    def lose(self, block: Block) -> None:
+        """Forget a block whose bytes cannot be used, with all that follows it, and delete the files."""
+        if self.is_kept(block):
+            self._drop(block)
+
+    def attach(self, disk: BlockDisk, found: Iterable[BlockHeader], cap_bytes: int) -> None:
+        """Use a disk from now on; `found` is what it has already. What does not fit, is superseded or follows on nothing goes."""
+        self._disk = disk
+        self._files.cap_bytes = cap_bytes
+        adopted: dict[bytes, Block] = {}
+        for header in sorted(found, key=attrgetter("start")):
+            parent = adopted.get(header.parent) if header.start else self._root(header.parent)
+            block = None if parent is None else self._adopt(parent, header)
+            if block is None:
+                disk.delete(header.key)
+            else:
+                adopted[header.key] = block
+
+    def _adopt(self, parent: Block, header: BlockHeader) -> Block | None:
+        """Return the block whose file was found, None if the file is of no use."""
+        has_place = parent.end == header.start and (parent.parent is None or parent in self._files)
+        known = parent.child_with(header.tokens)
+        size_bytes = file_bytes(header.payload_bytes)
+        if not has_place or (known is not None and known in self._files):
+            return None
+        if not self._make_room(self._files, size_bytes, parent, self._forget_file):
+            return None
+        if known is not None and known.tokens == header.tokens:
+            block = known
+            self._unwritten.pop(block, None)
+        else:
+            block = Block(header.key, parent, header.start, header.tokens, header.payload_bytes, header.prefill_s)
+            parent.insert(block)
+        self._files.add(block, size_bytes)
+        self._drop_superseded(block, also_files=True)
+        return block
+
+    def work(self) -> None:
+        """Take note of finished writes and ask for the next ones. Cheap; to be called between steps."""
+        if (disk := self._disk) is None:
+            return
+        for block, is_there in disk.finished():
+            self._note(block, is_there=is_there)
+        while disk.takes_more and (due := next(filter(self._is_due, self._unwritten), None)) is not None:
+            self._write(disk, due)
+
+    def next_work_s(self) -> float | None:
+        """Return in how many seconds `work` has something to do; None while nothing waits."""
+        if self._disk is None or (self._disk.is_idle and not self._unwritten):
+            return None
+        if not self._disk.is_idle:
+            return POLL_S
+        return max(POLL_S, min(map(self._due_at, self._unwritten)) - self._clock(), self._disk.rest_s)
+
+    def _due_at(self, block: Block) -> float:
+        return self._unwritten[block] + (0.0 if len(block.tokens) == BLOCK_TOKENS else TAIL_REST_S)
+
+    def _is_due(self, block: Block) -> bool:
+        return self._clock() >= self._due_at(block)
+
+    def close(self) -> None:
+        """Write what has no file yet, unless the disk fails, and end its threads."""
+        if self._disk is not None:
+            while self._unwritten and not self._disk.rest_s:
+                self._write(self._disk, next(iter(self._unwritten)))
+            self._disk.close()
+
+    def check(self) -> None:
+        """Raise AssertionError where the tree and the tiers contradict each other. Walks all of it."""
+        kept = [block for root in self._roots.values() for block in root.with_descendants() if block is not root]
+        for block in kept:
+            assert self.is_kept(block), "a block is in the tree, and nowhere else"
+            assert (block in self._ram) == (block.payload is not None), (
+                "a block's bytes are in RAM uncounted, or counted and gone"
+            )
+        assert len(self._ram) == sum(block in self._ram for block in kept), "RAM has a block that is not in the tree"
+        assert len(self._files) == sum(block in self._files for block in kept), "a file's block is not in the tree"
+        unwritten = {block for block in kept if block in self._ram and block not in self._files}
+        assert self._unwritten.keys() <= unwritten, "a block that has gone, or has a file, is to be written"
+
+    def _write(self, disk: BlockDisk, block: Block) -> None:
+        """Have a file made for a block, and before it for those of its chain that have none."""
+        del self._unwritten[block]
+        chain = [*takewhile(lambda each: each.parent is not None and each not in self._files, block.chain())]
+        for each in reversed(chain):
+            size_bytes, parent = file_bytes(each.payload_bytes), each.parent
+            assert parent is not None, "the beginning has no file"
+            if not self._make_room(self._files, size_bytes, parent, self._forget_file):
+                return
+            self._unwritten.pop(each, None)
+            self._files.add(each, size_bytes)
+            for tier in (self._ram, self._files):
+                tier.hold(each)
+            disk.write(each)
+
+    def _note(self, block: Block, *, is_there: bool) -> None:
+        for tier in (self._ram, self._files):
+            tier.release(block)
+        if not is_there:
+            self._files.remove(block)
+            if block in self._ram:
+                self._unwritten[block] = self._clock()
+        elif block in self._files:
+            self._drop_superseded(block, also_files=True)
+
+    def _make_room(self, tier: Tier, size_bytes: int, parent: Block, evict: Callable[[Block], None]) -> bool:
+        """Evict blocks until another one fits that follows `parent`; tell whether it does."""
+        if size_bytes <= tier.cap_bytes and not tier.has_room(size_bytes):
+            tier.hold(parent)
+            while not tier.has_room(size_bytes) and (victim := tier.next_victim()) is not None:
+                evict(victim)
+            tier.release(parent)
+        return tier.has_room(size_bytes)
+
+    def _evict_from_ram(self, block: Block) -> None:
+        self._ram.remove(block)
+        block.payload = None
+        if block not in self._files:
+            self._evict(block)
+
+    def _forget_file(self, block: Block) -> None:
+        """Delete a block's file; without a copy in RAM the block goes with it."""
+        self._delete_file(block)
+        if block.payload is None:
+            self._evict(block)
+
+    def _evict(self, block: Block) -> None:
+        for each in block.with_descendants():
+            self._evicted[each.key] = None
+        while len(self._evicted) > MAX_EVICTED:
+            del self._evicted[next(iter(self._evicted))]
+        self._drop(block)
+
+    def _delete_file(self, block: Block) -> None:
+        if block in self._files:
+            assert self._disk is not None, "there are files"
+            self._files.remove(block)
+            self._disk.delete(block.key)
+
+    def _drop_superseded(self, block: Block, *, also_files: bool) -> None:
+        """Drop blocks that hold a beginning of another one; those with a file only once the other's is there."""
+        assert block.parent is not None, "the beginning supersedes nothing"
+        for shorter in block.parent.children_within(block.tokens):
+            if also_files or shorter not in self._files:
+                self._drop(shorter)
+
+    def _drop(self, block: Block) -> None:
+        """Take a block of the tree and all that follows it out of everything."""
+        assert block.parent is not None, "the beginning stays"
+        for each in reversed([*block.with_descendants()]):
+            self._ram.remove(each)
+            each.payload = None
+            self._unwritten.pop(each, None)
+            self._delete_file(each)
+            each.children.clear()
+        block.parent.remove(block)

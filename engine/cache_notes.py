@@ -1,0 +1,110 @@
+"""What is kept beside the blocks of one root key: how answers were spelled, and what was said about the last requests.
+
+An SQLite file with one connection that writes, on a thread of its own; nobody waits for it. What cannot be written is lost, and
+nothing else.
+"""
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from pinyon.engine.answer_memory import MAX_ANSWERS, Spelling
+from pinyon.engine.cache_report import CacheReport
+
+MAX_NOTES: Final = 1000
+FILE_NAME: Final = "notes.db"
+_TABLES: Final = """
+    CREATE TABLE IF NOT EXISTS answers (number INTEGER PRIMARY KEY, key BLOB UNIQUE NOT NULL, tokens BLOB NOT NULL);
+    CREATE TABLE IF NOT EXISTS notes (number INTEGER PRIMARY KEY, note BLOB NOT NULL);
+"""
+_ADD_ANSWER: Final = "INSERT OR REPLACE INTO answers (key, tokens) VALUES (?, ?)"
+_TRIM_ANSWERS: Final = "DELETE FROM answers WHERE number <= (SELECT max(number) FROM answers) - ?"
+_ADD_NOTE: Final = "INSERT INTO notes (note) VALUES (?)"
+_TRIM_NOTES: Final = "DELETE FROM notes WHERE number <= (SELECT max(number) FROM notes) - ?"
+
+
+class Note(msgspec.Struct, frozen=True):
+    """What was said about a request at a time (seconds since 1970)."""
+
+    request_id: str
+    time_s: float
+    prompt_tokens: int
+    report: CacheReport
+
+
+class CacheNotes:
+    """Any thread may ask for additions. Raises sqlite3.Error or OSError if the file cannot be opened."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE_NAME
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-notes")
+        self._database = self._thread.submit(self._open).result()
+
+    def _open(self) -> sqlite3.Connection:
+        self._path.touch(mode=0o600)
+        database = sqlite3.connect(self._path)
+        database.executescript(_TABLES)
+        return database
+
+    def answers(self) -> list[Spelling]:
+        """Return the answers that were remembered, oldest first. Raises sqlite3.Error, msgspec.DecodeError."""
+        rows = self._thread.submit(
+            lambda: self._database.execute("SELECT key, tokens FROM answers ORDER BY number").fetchall()
+        ).result()
+        return [Spelling(key, msgspec.msgpack.decode(tokens, type=tuple[int, ...])) for key, tokens in rows]
+
+    def add_answer(self, spellings: Sequence[Spelling]) -> None:
+        rows = [(key, msgspec.msgpack.encode(tokens)) for key, tokens in spellings]
+
+        def write() -> None:
+            self._database.executemany(_ADD_ANSWER, rows)
+            self._database.execute(_TRIM_ANSWERS, (MAX_ANSWERS,))
+
+        self._do(write)
+
+    def add_note(self, request_id: str, prompt_tokens: int, report: CacheReport) -> None:
+        note = msgspec.msgpack.encode(Note(request_id, time.time(), prompt_tokens, report))
+
+        def write() -> None:
+            self._database.execute(_ADD_NOTE, (note,))
+            self._database.execute(_TRIM_NOTES, (MAX_NOTES,))
+
+        self._do(write)
+
+    def _do(self, write: Callable[[], None]) -> None:
+        def attempt() -> None:
+            with contextlib.suppress(sqlite3.Error), self._database:
+                write()
+
+        self._thread.submit(attempt)
+
+    def close(self) -> None:
+        """Write what was asked for."""
+        self._thread.submit(self._database.close)
+        self._thread.shutdown()
+
+
+def forget_notes(folder: Path, before_s: float) -> None:
+    """Forget what was noted before a time, and all answers if nothing newer is left. Raises sqlite3.Error."""
+    kept = [note for note in read_notes(folder) if note.time_s >= before_s]
+    if (folder / FILE_NAME).exists():
+        with contextlib.closing(sqlite3.connect(folder / FILE_NAME)) as database, database:
+            database.execute(_TRIM_NOTES, (len(kept),))
+            if not kept:
+                database.execute("DELETE FROM answers")
+
+
+def read_notes(folder: Path) -> list[Note]:
+    """Return the notes of a folder, oldest first, also while another process adds some. Raises sqlite3.Error."""
+    path = folder / FILE_NAME
+    if not path.exists():
+        return []
+    with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
+        rows = database.execute("SELECT note FROM notes ORDER BY number").fetchall()
+    return [msgspec.msgpack.decode(note, type=Note) for (note,) in rows]

@@ -1,0 +1,226 @@
+"""Blocks into and out of the context: what a request gets back, and what it leaves for others.
+
+A block leaves through a scratch sequence: its cells are shared with it, and its state is exported. It comes back the same way.
+The scratch id is always the same one, since the state holds it: the same cells give the same bytes.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from pinyon.engine.block import BLOCK_TOKENS, Block, Payload
+from pinyon.engine.block_file import BlockDamagedError
+from pinyon.engine.block_store import BlockStore, Hit
+from pinyon.engine.cache_report import Gap, Miss
+from pinyon.engine.cost_model import CostModel
+from pinyon.engine.kv_cells import KvCells
+from pinyon.engine.prefix_tree import Leaf
+
+READ_AHEAD: Final = 4
+"""How many files are read while the engine works."""
+WAIT_S: Final = 0.05
+"""How long the engine waits for a file when it has nothing else to do."""
+
+
+class StateMemory(Protocol):
+    """The native side; native.Context is one."""
+
+    def copy_sequence(self, source: int, target: int, start: int, end: int) -> None: ...
+    def remove_sequence(self, sequence_id: int) -> None: ...
+    def export_state(self, sequence_id: int) -> Payload: ...
+    def import_state(self, sequence_id: int, state: Payload) -> bool: ...
+
+
+@dataclass(eq=False, slots=True)
+class Restore:
+    """What a request still gets back: blocks that follow one another, and the bytes of the first ones; `gap` is what comes then.
+
+    From `patient_until` on, computing the tokens is quicker than a file that is not there yet.
+    """
+
+    leaf: Leaf
+    hits: deque[Hit]
+    patient_until: float = 0.0
+    reads: "deque[Payload | Future[memoryview] | None]" = field(default_factory=deque)
+    gap: Gap | None = None
+    ram_tokens: int = 0
+    disk_tokens: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return not self.hits
+
+
+class KvBlocks:
+    """`scratch` is a sequence id that nothing else uses."""
+
+    def __init__(
+        self,
+        memory: StateMemory,
+        cells: KvCells,
+        store: BlockStore,
+        costs: CostModel,
+        scratch: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._memory = memory
+        self._cells = cells
+        self._store = store
+        self._costs = costs
+        self._scratch = scratch
+        self._clock = clock
+        self._stored: dict[Leaf, Block] = {}
+        """How far the tokens of each sequence are in the store: its last block. Sequences that left nothing to do are not here."""
+
+    def begin(self, leaf: Leaf, namespace: str, tokens: Sequence[int]) -> Restore:
+        """Keep what a request computes from now on, and return what it gets back beyond what its leaf holds."""
+        hits = self._usable(self._store.find(namespace, tokens[:-1]))
+        held = [hit.block for hit in hits if hit.end <= leaf.length and hit.tokens == BLOCK_TOKENS]
+        self._stored[leaf] = held[-1] if held else self._store.root(namespace)
+        missing = deque(hit for hit in hits if hit.end > leaf.length)
+        if missing and not self._pays(leaf, missing):
+            return Restore(leaf, deque(), gap=Gap(Miss.NOT_WORTH_IT, leaf.length))
+        patience_s = 0.0
+        if missing:
+            self._store.touch(missing[-1].block)
+            patience_s = self._costs.prefill_s(missing[-1].end - leaf.length)
+        return Restore(leaf, missing, self._clock() + patience_s, gap=self._gap(hits, namespace, tokens))
+
+    def _usable(self, hits: list[Hit]) -> list[Hit]:
+        """Leave out a last block of which a part is asked for, where the window is so narrow that blocks hold their ends' alone."""
+        if 0 < self._cells.window < BLOCK_TOKENS and hits and hits[-1].end < hits[-1].block.end:
+            return hits[:-1]
+        return hits
+
+    def _gap(self, hits: Sequence[Hit], namespace: str, tokens: Sequence[int]) -> Gap:
+        """Return why the store has nothing after its hits."""
+        last = hits[-1] if hits else Hit(self._store.root(namespace), 0)
+        following = last.block.tokens[last.tokens :] or next((child.tokens for child in last.block.children), ())
+        if following:
+            return Gap.between(following, tokens, last.end)
+        is_evicted = self._store.was_evicted(last.block, tokens[last.end : last.end + BLOCK_TOKENS])
+        return Gap(Miss.EVICTED if is_evicted else Miss.NEW, last.end)
+
+    def _pays(self, leaf: Leaf, hits: Sequence[Hit]) -> bool:
+        """Whether the blocks come back sooner than their tokens are computed."""
+        size_bytes = sum(hit.block.payload_bytes for hit in hits)
+        return self._costs.restore_s(size_bytes) < self._costs.prefill_s(hits[-1].end - leaf.length)
+
+    def restore(self, restore: Restore, budget_s: float, *, may_wait: bool) -> None:
+        """Bring back what is at hand, one block at least; `may_wait` for the first file if nothing is.
+
+        Whatever goes wrong ends the restore, and the rest of the prompt is computed.
+        """
+        until = self._clock() + budget_s
+        while restore.hits:
+            started, start = self._clock(), restore.leaf.length
+            self._read_ahead(restore)
+            is_file = isinstance(restore.reads[0], Future)
+            state = self._next_state(restore, WAIT_S if may_wait else 0.0)
+            if state is None:
+                return
+            if not self._put_back(restore.leaf, restore.hits[0], state):
+                self._give_up(restore, Miss.UNREADABLE)
+                return
+            restore.hits.popleft()
+            if is_file:
+                restore.disk_tokens += restore.leaf.length - start
+            else:
+                restore.ram_tokens += restore.leaf.length - start
+            self._costs.measure_restore(len(state), self._clock() - started)
+            if self._clock() >= until:
+                return
+
+    def _read_ahead(self, restore: Restore) -> None:
+        while len(restore.reads) < min(READ_AHEAD, len(restore.hits)):
+            restore.reads.append(self._store.read(restore.hits[len(restore.reads)].block))
+
+    def _next_state(self, restore: Restore, wait_s: float) -> Payload | None:
+        """Return the first block's bytes; None where they are not there yet, or never will be: then the restore is over."""
+        read = restore.reads[0]
+        if isinstance(read, Future):
+            wait([read], wait_s)
+            if not read.done():
+                if self._clock() >= restore.patient_until:
+                    self._give_up(restore, Miss.UNREADABLE)
+                return None
+            try:
+                read = read.result()
+            except (OSError, BlockDamagedError):
+                self._store.lose(restore.hits[0].block)
+                self._give_up(restore, Miss.UNREADABLE)
+                return None
+        restore.reads.popleft()
+        if read is None:
+            self._give_up(restore, Miss.EVICTED)
+        return read
+
+    @staticmethod
+    def _give_up(restore: Restore, miss: Miss) -> None:
+        restore.hits.clear()
+        restore.gap = Gap(miss, restore.leaf.length)
+
+    def _put_back(self, leaf: Leaf, hit: Hit, state: Payload) -> bool:
+        block, start = hit.block, leaf.length
+        if not self._cells.make_room(len(block.tokens)):
+            return False
+        if not self._memory.import_state(self._scratch, state):
+            self._memory.remove_sequence(self._scratch)  # it may have been filled in part
+            self._store.lose(block)
+            return False
+        for sequence_id in self._cells.ids_of(leaf.sequence_id):
+            self._memory.copy_sequence(self._scratch, sequence_id, start, hit.end)
+        self._memory.remove_sequence(self._scratch)
+        self._cells.grow(leaf, block.tokens[start - block.start : hit.tokens])
+        if hit.tokens == BLOCK_TOKENS:
+            self._stored[leaf] = block
+        return True
+
+    def save(self, budget_s: float) -> None:
+        """Store blocks that are complete, and the ends of sequences that no request holds, for so long."""
+        until = self._clock() + budget_s
+        for leaf in [*self._stored]:
+            while (count := self._due(leaf)) > 0:
+                self._store_next(leaf, count)
+                if self._clock() >= until:
+                    return
+
+    @property
+    def has_unsaved(self) -> bool:
+        return any(self._due(leaf) > 0 for leaf in self._stored)
+
+    def save_all_of(self, leaf: Leaf) -> None:
+        """Store what a sequence holds before it goes."""
+        while (count := self._due(leaf)) > 0:
+            self._store_next(leaf, count)
+        self.forget(leaf)
+
+    def forget(self, leaf: Leaf) -> None:
+        """Store nothing more of a sequence."""
+        self._stored.pop(leaf, None)
+
+    def _due(self, leaf: Leaf) -> int:
+        """Return how many tokens the next block of a sequence would have; 0 while there is none to store."""
+        if leaf not in self._stored:
+            return 0
+        count = min(leaf.length - self._stored[leaf].end, BLOCK_TOKENS)
+        return count if count == BLOCK_TOKENS or not leaf.in_use else 0
+
+    def _store_next(self, leaf: Leaf, count: int) -> None:
+        before = self._stored[leaf]
+        tokens = tuple(leaf.tokens(before.end)[:count])
+        block = before.child_with(tokens) or self._export(leaf, before, tokens)
+        if block is None or count < BLOCK_TOKENS:
+            self.forget(leaf)
+        else:
+            self._stored[leaf] = block
+
+    def _export(self, leaf: Leaf, before: Block, tokens: Sequence[int]) -> Block | None:
+        start, end = before.end, before.end + len(tokens)
+        self._memory.copy_sequence(leaf.sequence_id, self._scratch, start, end)
+        state = self._memory.export_state(self._scratch)
+        self._memory.remove_sequence(self._scratch)
+        return self._store.add(before, tokens, state, self._costs.prefill_s(len(tokens)))

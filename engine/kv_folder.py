@@ -1,0 +1,108 @@
+"""The folder of all blocks of KV: a subfolder for each root key, whose bytes count against one cap.
+
+A root key is the digest of everything that decides what the KV of given tokens is, and how its bytes are laid out. What is
+kept for one is nothing to another.
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from pinyon.engine.answer_memory import Spelling
+from pinyon.engine.block_disk import BlockDisk
+from pinyon.engine.block_file import MAGIC, BlockHeader
+from pinyon.engine.cache_notes import CacheNotes
+from pinyon.engine.file_system import FileSystem
+from pinyon.engine.weights_digest import weights_digest
+
+_NAME_CHARS: Final = 32
+_ABOUT: Final = "about.json"
+_OWN_SHARE: Final = 0.5
+"""Of the cap, for the model in use: other models' subfolders give way to it, the longest unused first."""
+
+
+class About(msgspec.Struct, frozen=True):
+    """What a subfolder is for, as a user may read it: the model's file, and the settings that its KV depends on."""
+
+    model: str = ""
+    settings: tuple[str, ...] = ()
+
+
+class DiskTier(NamedTuple):
+    """The blocks of one root key on disk: those found there, and the room for all; and what else is kept there."""
+
+    disk: BlockDisk
+    found: list[BlockHeader]
+    cap_bytes: int
+    notes: CacheNotes
+    answers: list[Spelling]
+
+
+def open_tier(folder: Path, model: Path, settings: Sequence[str], cap_bytes: int) -> DiskTier:
+    """Open what is kept for a model under these settings. Reads the whole model the first time: not for the engine thread.
+
+    Raises:
+        OSError: the folder or the model cannot be used.
+        sqlite3.Error, msgspec.DecodeError: the notes cannot be used.
+    """
+    files = FileSystem()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    root = root_key(weights_digest(model, folder / "weights", files), settings)
+    own, own_cap_bytes = open_root(folder, root, cap_bytes)
+    files.write(
+        own / _ABOUT, (msgspec.json.encode(About(os.fsencode(model).decode("utf-8", "replace"), tuple(settings))),)
+    )
+    disk = BlockDisk(own, root, files)
+    notes = CacheNotes(own)
+    return DiskTier(disk, [*disk.scan()], own_cap_bytes, notes, notes.answers())
+
+
+def read_about(own: Path) -> About:
+    """Return what a subfolder is for; empty where it does not say."""
+    try:
+        return msgspec.json.decode((own / _ABOUT).read_bytes(), type=About)
+    except (OSError, msgspec.DecodeError):
+        return About()
+
+
+def root_key(weights: bytes, settings: Sequence[str]) -> bytes:
+    """Return the digest of the weights and of all settings that KV depends on."""
+    return hashlib.sha256(b"\0".join((MAGIC, weights, *(setting.encode() for setting in settings)))).digest()
+
+
+def open_root(folder: Path, root: bytes, cap_bytes: int) -> tuple[Path, int]:
+    """Return the subfolder of a root key, made if it is missing, and how many bytes it may hold.
+
+    Raises:
+        OSError: the folder cannot be used.
+    """
+    own = folder / root.hex()[:_NAME_CHARS]
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own.touch()  # it is in use
+    others = sorted((each for each in folder.iterdir() if each.is_dir() and each != own), key=_last_use)
+    sizes = {each: size_bytes(each) for each in others}
+    for oldest in others:
+        if sum(sizes.values()) <= cap_bytes * (1 - _OWN_SHARE):
+            break
+        shutil.rmtree(oldest, ignore_errors=True)
+        sizes[oldest] = size_bytes(oldest)
+    return own, max(0, cap_bytes - sum(sizes.values()))
+
+
+def size_bytes(folder: Path) -> int:
+    """Return what the files in a folder hold together."""
+    total = 0
+    for path in folder.glob("*"):
+        with contextlib.suppress(OSError):  # it has just gone
+            total += path.stat().st_size
+    return total
+
+
+def _last_use(folder: Path) -> int:
+    return folder.stat().st_mtime_ns

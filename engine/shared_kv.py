@@ -1,0 +1,156 @@
+"""The KV that requests share, as the step loop sees it: found and brought back for them, kept and stored behind them."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from pinyon.engine.batch import Batch
+from pinyon.engine.block_store import BlockStore
+from pinyon.engine.cache_report import Gap, Miss
+from pinyon.engine.cost_model import CostModel
+from pinyon.engine.kv_blocks import KvBlocks
+from pinyon.engine.kv_cells import KvCells
+from pinyon.engine.kv_folder import DiskTier
+from pinyon.engine.sequence import Sequence as Choice
+from pinyon.engine.sequence import State
+
+SAVE_SHARE: Final = 0.0025
+"""The share of a step's time that may go into storing blocks."""
+TIDY_S: Final = 0.01
+"""For how long blocks are stored in one go while there is nothing to compute."""
+RESTORE_S: Final = 0.2
+RESTORE_BESIDE_OTHERS_S: Final = 0.02
+"""For how long blocks come back before a step: while nobody computes, and while somebody does."""
+
+_ALONE: Final = "\0"
+"""The namespace of sequences that share nothing, not even while they run; no request's."""
+
+
+class SharedKv:
+    """Where a sequence's state `is_divisible`, its beginning serves others. A recurrent model's state is one piece."""
+
+    def __init__(
+        self,
+        cells: KvCells,
+        blocks: KvBlocks,
+        store: BlockStore,
+        costs: CostModel,
+        *,
+        is_divisible: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._is_divisible = is_divisible
+        self._cells = cells
+        self._blocks = blocks
+        self._store = store
+        self._costs = costs
+        self._clock = clock
+        self._save_credit_s = 0.0
+
+    @property
+    def held_cells(self) -> int:
+        """The cells that requests hold, without those that were left for others."""
+        return self._cells.cells - self._cells.available
+
+    def shares(self, sequence: Choice) -> bool:
+        """Whether a sequence takes what others have computed, and leaves to others what it has."""
+        return self._is_divisible and sequence.request.use_cache
+
+    def room_for(self, sequence: Choice) -> int:
+        """Return how many tokens a sequence could have in all if it began now and no other one grew."""
+        return self._cells.room_for(sequence.request.namespace, self._sharable(sequence))
+
+    def known_tokens(self, sequence: Choice) -> int:
+        """Return how many tokens a sequence would find in the context."""
+        return self._cells.match(sequence.request.namespace, self._sharable(sequence)).length
+
+    def begin(self, sequence: Choice) -> bool:
+        """Admit a sequence with all of its beginning that is known; False while every sequence id is in use."""
+        if not self.shares(sequence):
+            return self._begin_alone(sequence)
+        request, tokens = sequence.request, sequence.tokens
+        following = self._cells.match(request.namespace, tokens[:-1]).following()
+        leaf = self._cells.begin(request.namespace, tokens)
+        if leaf is None:
+            return False
+        gap = Gap.between(following, tokens, leaf.length) if following else Gap(Miss.NEW, leaf.length)
+        if request.private:
+            self._blocks.save_all_of(leaf)  # what an earlier request left in it; nothing that comes now
+            sequence.admit(leaf, gap=gap)
+        else:
+            sequence.admit(leaf, self._blocks.begin(leaf, request.namespace, tokens), gap)
+        return True
+
+    def _begin_alone(self, sequence: Choice) -> bool:
+        leaf = self._cells.begin(_ALONE, ())
+        if leaf is not None:
+            miss = Miss.UNAVAILABLE if sequence.request.use_cache else Miss.DISABLED
+            sequence.admit(leaf, gap=Gap(miss, 0))
+        return leaf is not None
+
+    def restore(self, running: Sequence[Choice]) -> list[Choice]:
+        """Bring blocks back for the sequences that wait for some; return these. With nothing to compute, wait for a file."""
+        waiting = [each for each in running if each.state is State.RESTORE]
+        is_alone = len(waiting) == len(running)
+        for sequence in waiting:
+            assert sequence.restore is not None, "that is its state"
+            budget_s = RESTORE_S if is_alone else RESTORE_BESIDE_OTHERS_S
+            self._blocks.restore(sequence.restore, budget_s, may_wait=is_alone)
+        return waiting
+
+    def make_room(self, cells: int) -> bool:
+        """Drop what no request holds until so many cells are free; tell whether they are."""
+        return self._cells.make_room(cells)
+
+    def take(self, batch: Batch, seconds: float) -> None:
+        """Take note of what a batch computed, and for how long."""
+        if all(piece.sequence.state is State.PREFILL for piece in batch.slices):
+            self._costs.measure_prefill(batch.rows, seconds)
+        for piece in batch.slices:
+            sequence, leaf = piece.sequence, piece.sequence.leaf
+            assert leaf is not None, "only admitted sequences are scheduled"
+            self._cells.grow(leaf, sequence.tokens[leaf.length : leaf.length + piece.rows])
+        self._save_credit_s = min(self._save_credit_s + SAVE_SHARE * seconds, TIDY_S)
+
+    def rest(self, sequence: Choice) -> None:
+        """Keep what a sequence leaves behind, as long as there is room."""
+        assert sequence.leaf is not None, "it was admitted"
+        if self.shares(sequence):
+            self._cells.rest(sequence.leaf)
+        else:
+            self._cells.drop(sequence.leaf)
+
+    def drop(self, sequence: Choice) -> None:
+        """Forget what a sequence has computed: it may be wrong."""
+        assert sequence.leaf is not None, "it was admitted"
+        self._blocks.forget(sequence.leaf)
+        self._cells.drop(sequence.leaf)
+
+    def save(self) -> None:
+        """Store blocks as far as the steps so far have paid for it."""
+        if self._save_credit_s > 0:
+            started = self._clock()
+            self._blocks.save(self._save_credit_s)
+            self._store.work()
+            self._save_credit_s -= self._clock() - started
+
+    def tidy(self) -> float | None:
+        """Do a little of what waits for idle time; return in how many seconds there is more to do, None for nothing."""
+        self._blocks.save(TIDY_S)
+        self._store.work()
+        return 0.0 if self._blocks.has_unsaved else self._store.next_work_s()
+
+    def use_disk(self, tier: DiskTier) -> None:
+        self._store.attach(tier.disk, tier.found, tier.cap_bytes)
+
+    def close(self) -> None:
+        """Store what the sequences hold, and return when the disk has it."""
+        self._blocks.save(float("inf"))
+        self._store.close()
+
+    def check(self) -> None:
+        """Raise AssertionError where cells or sequence ids are lost or held twice."""
+        self._cells.check()
+
+    def _sharable(self, sequence: Choice) -> Sequence[int]:
+        return sequence.tokens if self.shares(sequence) else ()
