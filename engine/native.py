@@ -55,9 +55,12 @@ def shown(path: Path) -> str:
 
 
 class NativeLog:
-    """Sends llama.cpp's log to a stream and remembers its last warnings and errors. Create it before any model."""
+    """Sends llama.cpp's log to a stream, less what only its developers want to know, and remembers its last warnings and errors.
 
-    _WARNING, _CONTINUED = 3, 5
+    Create it before any model.
+    """
+
+    _DEBUG, _WARNING, _CONTINUED = 1, 3, 5
     _installed: ClassVar["NativeLog"]
 
     def __init__(self, stream: TextIO) -> None:
@@ -74,7 +77,8 @@ class NativeLog:
             self._level = level
         if self._level >= self._WARNING and line.strip():
             self._recent.append(line.strip())
-        self._stream.write(line)
+        if self._level != self._DEBUG:
+            self._stream.write(line)
 
     def reason(self) -> str:
         """Return the last complaints in one line, without the names of C functions, and forget them."""

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 
-def parse_arguments(description: str, *, rounds: int, peer: str | None = None) -> argparse.Namespace:
+def parse_arguments(
+    description: str, *, rounds: int, peer: str | None = None, needs_peer: bool = True
+) -> argparse.Namespace:
     """Return `model` and `rounds`; and where there is a program to compare with, described as `peer`, that and its `peer_option`s."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", required=True, metavar="FILE", help="GGUF file")
     if peer is not None:
-        parser.add_argument("--peer", required=True, metavar="PROGRAM", help=peer)
+        parser.add_argument("--peer", required=needs_peer, metavar="PROGRAM", help=peer)
         parser.add_argument(
             "--peer-option",
             action="append",

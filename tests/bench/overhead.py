@@ -53,6 +53,7 @@ def outside_ms(loaded: LoadedEngine, batch: int, inside: Stopwatch) -> list[floa
             SamplingParams(temperature=0),
             max_tokens=STEPS + batch,
             ignore_eos=True,
+            use_cache=False,
         )
         engine.submit(engine.prepare(request))
     times: list[float] = []

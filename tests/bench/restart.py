@@ -19,7 +19,7 @@ from serving import Server, llama_server, pinyon_server, wave
 
 from pinyon.models.devices import usable_threads
 
-DOCUMENT_WORDS = 5600
+DOCUMENT_WORDS = 7900
 CONTEXT_TOKENS = 9216
 SETTLE_S = 3.0
 """What was computed last needs about a second until a kill cannot take it."""
@@ -58,7 +58,7 @@ def drop_from_page_cache(folder: Path) -> None:
 
 
 def main() -> None:
-    arguments = parse_arguments(__doc__, rounds=3, peer="llama-server of llama.cpp")
+    arguments = parse_arguments(__doc__, rounds=3, peer="llama-server of llama.cpp", needs_peer=False)
     threads = usable_threads()
     warm: list[float] = []
     from_disk: list[float] = []

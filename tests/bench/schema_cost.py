@@ -67,6 +67,7 @@ async def decode_rate(client: EngineClient, batch: int, grammar: Grammar | None,
             max_tokens=ANSWER_TOKENS,
             ignore_eos=grammar is None,
             grammar=grammar,
+            use_cache=False,
         )
         shown = ""
         async for event in client.generate(request):

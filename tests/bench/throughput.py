@@ -33,7 +33,12 @@ def prompts(bare: BareModel, batch: int) -> list[list[int]]:
 async def engine_seconds(client: EngineClient, tokens: list[list[int]], sampling: SamplingParams, run: str) -> float:
     async def answer(index: int, ids: list[int]) -> None:
         request = GenerateRequest(
-            f"{run}-{index}", (Tokens(tuple(ids)),), sampling, max_tokens=ANSWER_TOKENS, ignore_eos=True
+            f"{run}-{index}",
+            (Tokens(tuple(ids)),),
+            sampling,
+            max_tokens=ANSWER_TOKENS,
+            ignore_eos=True,
+            use_cache=False,
         )
         async for event in client.generate(request):
             if isinstance(event, Failed):

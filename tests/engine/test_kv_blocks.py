@@ -274,6 +274,7 @@ def test_a_block_of_which_a_part_serves_needs_room_for_all_of_it(busy_cells, tok
     leaf, restore = room.begin(TEXT[:10])
     room.restore(restore)
     assert (restore.is_over, leaf.length) == (True, tokens)
+    assert room.stored == [(0, 64)], "the block is as good as it was"
     room.compute(leaf, TEXT[:10])
 
 

@@ -19,7 +19,7 @@ from kv_compare import MOVE_S, ROW_S, compare_blocks, compare_kv
 
 from pinyon.engine import kv_blocks
 from pinyon.engine.block_file import BlockDamagedError
-from pinyon.engine.block_store import BLOCK_TOKENS
+from pinyon.engine.block_store import BLOCK_TOKENS, TAIL_REST_S
 from pinyon.engine.cache_report import CacheReport, Miss
 from pinyon.engine.cost_model import CostModel
 from pinyon.engine.events import Failed, Finished, FinishReason, Progress
@@ -265,6 +265,15 @@ def test_a_decode_that_fails_leaves_nothing_wrong_behind(failing):
         made = restarted(made)
 
 
+def test_of_a_request_that_failed_nothing_more_is_stored(monkeypatch):
+    monkeypatch.setattr("kv_compare.MOVE_S", 1.0)  # one block, and the steps have paid for no more
+    made = make_engine(cells=1024, store=make_store(), failing=[4])
+    events = run_to_end(made.engine, ask("a", ABC[:400]))["a"]
+    assert isinstance(events[-1], Failed)
+    assert_idle(made)
+    assert blocks_of(tidied(made)) == [ABC[:64]]
+
+
 # What is not shared
 
 
@@ -284,9 +293,17 @@ def test_without_the_cache_nothing_is_reused_and_nothing_is_left():
 
 def test_without_the_cache_nothing_is_shared_with_those_who_run_beside():
     made = make_engine(cells=1024)
-    requests = [ask("a", ABC[:150], use_cache=False, n=2), ask("b", ABC[:150]), ask("c", ABC[:150], use_cache=False)]
-    events = run_to_end(made.engine, *requests)
-    assert [events[name][-1].usage.cached_tokens for name in "abc"] == [0, 0, 0]
+    emitted = []
+    for request in [
+        ask("a", ABC[:150], use_cache=False, n=2),
+        ask("b", ABC[:150]),
+        ask("c", ABC[:150], use_cache=False),
+    ]:
+        emitted += submit(made.engine, request)
+        for _ in range(6):
+            emitted += made.engine.step()
+    emitted += run_to_end_of(made)
+    assert [event.usage.cached_tokens for _, event in emitted if isinstance(event, Finished)] == [0, 0, 0]
     assert made.runner.computed.total() == 4 * (150 + ANSWER - 1)
 
 
@@ -388,12 +405,11 @@ def test_blocks_serve_whole_and_in_part(prompt, tokens, tier):
 
 def tidied_with_tail(prompt, disk):
     """An engine that has put a prompt and its tail on disk."""
-    made = make_engine(cells=1024)
     made = make_engine(cells=1024, store=make_store(disk=disk))
     made.kv._store._clock = made.runner.memory.clock
     run(made, ask("a", prompt))
     tidied(made)
-    made.runner.memory.clock.now += 10
+    made.runner.memory.clock.now += TAIL_REST_S
     return tidied(made)
 
 
@@ -579,12 +595,25 @@ def test_cheap_blocks_are_stored_at_once():
 
 
 def test_credit_does_not_pile_up(monkeypatch):
-    made = make_engine(cells=2048, store=make_store())
-    submit(made.engine, ask("a", "x" * 20, max_tokens=1900))
+    monkeypatch.setattr("kv_compare.ROW_S", TIDY_S)
+    made = make_engine(cells=1024, store=make_store())
     monkeypatch.setattr(KvBlocks, "save", lambda *_args: None)
-    while made.engine.busy:
+    run_to_end(made.engine, ask("a", ABC[:400], max_tokens=200))
+    assert SAVE_SHARE * made.runner.memory.clock.now > TIDY_S
+    assert made.kv._save_credit_s == TIDY_S
+
+
+def test_steps_with_nothing_but_prompts_are_measured(monkeypatch):
+    costs = CostModel()
+    made = make_engine(cells=1024, costs=costs)
+    submit(made.engine, ask("a", ABC[:100]))
+    for _ in range(2):
         made.engine.step()
-    assert made.kv._save_credit_s <= TIDY_S
+    assert costs.prefill_s(1) == pytest.approx(ROW_S)
+    monkeypatch.setattr("kv_compare.ROW_S", 7.0)
+    submit(made.engine, ask("b", ABC[100:110]))
+    run_to_end_of(made)
+    assert costs.prefill_s(1) == pytest.approx(ROW_S)
 
 
 def test_the_end_of_a_prompt_is_stored_when_nobody_computes_in_it():

@@ -1,0 +1,82 @@
+"""How fast blocks come back from disk: bytes per second into the context over a plain read and SHA-256 of the same files."""
+
+import hashlib
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from common import finish, parse_arguments, say
+
+from pinyon.engine.config import EngineConfig
+from pinyon.engine.events import Finished
+from pinyon.engine.kv_folder import open_tier
+from pinyon.engine.loader import LoadedEngine, load_engine
+from pinyon.engine.native import NativeLog
+from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
+from pinyon.models.devices import usable_threads
+
+PROMPT_TOKENS = 4000
+CAP_BYTES = 4 << 30
+
+
+def answer(loaded: LoadedEngine, tokens: tuple[int, ...]) -> tuple[float, Finished]:
+    """Return the seconds until the prompt is there, less the step for its last token, and the end."""
+    engine, ends = loaded.engine, []
+    request = GenerateRequest("a", (Tokens(tokens),), SamplingParams(temperature=0), max_tokens=1, ignore_eos=True)
+    started = time.perf_counter()
+    engine.submit(engine.prepare(request))
+    restored = started
+    while engine.busy:
+        before = time.perf_counter()
+        events = [event for _, event in engine.step()]
+        ends += [event for event in events if isinstance(event, Finished)]
+        restored = before if ends else restored
+    return restored - started, ends[0]
+
+
+def plain_s(folder: Path) -> tuple[float, int]:
+    """Return the seconds in which the files are read and digested one after another, and how many bytes they have."""
+    size_bytes, started = 0, time.perf_counter()
+    for path in folder.rglob("*.kv"):
+        data = path.read_bytes()
+        hashlib.sha256(data).digest()
+        size_bytes += len(data)
+    return time.perf_counter() - started, size_bytes
+
+
+def main() -> None:
+    arguments = parse_arguments(__doc__, rounds=9)
+    path = Path(arguments.model)
+    tokens = tuple(range(1000, 1000 + PROMPT_TOKENS))
+    with tempfile.TemporaryDirectory() as home, (Path(home) / "log").open("w") as log:
+        folder = Path(home) / "kv"
+
+        def load() -> LoadedEngine:
+            loaded = load_engine(EngineConfig(os.fsencode(path), usable_threads(), 4096), path, NativeLog(log))
+            loaded.engine.use_disk(open_tier(folder, path, loaded.context.kv_settings, CAP_BYTES))
+            return loaded
+
+        config_with_ram = EngineConfig(os.fsencode(path), usable_threads(), 4096, kv_ram_cap_bytes=CAP_BYTES)
+        first = load_engine(config_with_ram, path, NativeLog(log))
+        first.engine.use_disk(open_tier(folder, path, first.context.kv_settings, CAP_BYTES))
+        answer(first, tokens)
+        first.engine.close()
+        first.close()
+        ratios = []
+        for _ in range(arguments.rounds):
+            loaded = load()
+            restore_s, end = answer(loaded, tokens)
+            if end.cache.disk != PROMPT_TOKENS - 1:
+                raise SystemExit(f"invalid run: {end.cache.disk} tokens came from disk")
+            loaded.engine.close()
+            loaded.close()
+            read_s, size_bytes = plain_s(folder)
+            ratios.append(read_s / restore_s)
+            say(f"restore {size_bytes / restore_s / 1e6:.0f} MB/s, plain {size_bytes / read_s / 1e6:.0f} MB/s")
+    finish({"model": path.name, "ratio": round(statistics.median(ratios), 3), "bytes": size_bytes})
+
+
+if __name__ == "__main__":
+    main()
