@@ -4,8 +4,8 @@ The index is a tree: a block's place is the chain of tokens before it, whole blo
 this runs on the engine thread; bytes move on the disk's own threads, and nobody waits for them.
 
 A block is in RAM, on disk or both, and leaves the index with the last of these. What follows it leaves before it does. Blocks
-without a file become useless with the process. A kill loses what was added in about the last second: whole blocks are handed
-to the disk between steps, tails after TAIL_REST_S, and a tail's file stays until a longer block's is there. A disk that is
+without a file become useless with the process. A kill loses what was added in about the last second: blocks are handed to the
+disk after TAIL_REST_S, whole ones after BUSY_REST_S or as soon as nobody computes, and a tail's file stays until a longer block's is there. A disk that is
 slow or fails makes that more, a power cut a few seconds more, `close` nothing.
 """
 
@@ -25,6 +25,8 @@ from pinyon.engine.tier import Tier
 
 TAIL_REST_S: Final = 1.0
 """How long a tail waits for its successor before it is written: autocompletion replaces it several times a second."""
+BUSY_REST_S: Final = 1.0
+"""How long a whole block waits for idle time."""
 POLL_S: Final = 0.05
 """How often to look whether a write has ended."""
 MAX_EVICTED: Final = 10_000
@@ -155,14 +157,26 @@ class BlockStore:
         self._drop_superseded(block, also_files=True)
         return block
 
-    def work(self) -> None:
-        """Take note of finished writes and ask for the next ones. Cheap; to be called between steps."""
+    def work(self, *, is_idle: bool = True) -> None:
+        """Take note of finished writes and ask for the next ones. Cheap; to be called between steps.
+
+        A write takes time from those who compute: unless it `is_idle`, whole blocks rest, too.
+        """
         if (disk := self._disk) is None:
             return
         for block, is_there in disk.finished():
             self._note(block, is_there=is_there)
-        while disk.takes_more and (due := next(filter(self._is_due, self._unwritten), None)) is not None:
+        while disk.takes_more and (due := self._next_due(is_idle=is_idle)) is not None:
             self._write(disk, due)
+
+    def _next_due(self, *, is_idle: bool) -> Block | None:
+        now = self._clock()
+        due = (
+            each
+            for each, came in self._unwritten.items()
+            if now >= (self._due_at(each) if is_idle else came + BUSY_REST_S)
+        )
+        return next(due, None)
 
     def next_work_s(self) -> float | None:
         """Return in how many seconds `work` has something to do; None while nothing waits."""
@@ -174,9 +188,6 @@ class BlockStore:
 
     def _due_at(self, block: Block) -> float:
         return self._unwritten[block] + (0.0 if len(block.tokens) == BLOCK_TOKENS else TAIL_REST_S)
-
-    def _is_due(self, block: Block) -> bool:
-        return self._clock() >= self._due_at(block)
 
     def close(self) -> None:
         """Write what has no file yet, unless the disk fails, and end its threads."""

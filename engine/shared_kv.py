@@ -16,6 +16,8 @@ from pinyon.engine.sequence import State
 
 SAVE_SHARE: Final = 0.0025
 """The share of a step's time that may go into storing blocks."""
+MAX_CREDIT_S: Final = 0.001
+"""How much of that may be saved up: a prompt that comes after a long answer must not pay for all of it."""
 TIDY_S: Final = 0.01
 """For how long blocks are stored in one go while there is nothing to compute."""
 RESTORE_S: Final = 0.2
@@ -110,7 +112,7 @@ class SharedKv:
             sequence, leaf = piece.sequence, piece.sequence.leaf
             assert leaf is not None, "only admitted sequences are scheduled"
             self._cells.grow(leaf, sequence.tokens[leaf.length : leaf.length + piece.rows])
-        self._save_credit_s = min(self._save_credit_s + SAVE_SHARE * seconds, TIDY_S)
+        self._save_credit_s = min(self._save_credit_s + SAVE_SHARE * seconds, MAX_CREDIT_S)
 
     def rest(self, sequence: Choice) -> None:
         """Keep what a sequence leaves behind, as long as there is room."""
@@ -131,7 +133,7 @@ class SharedKv:
         if self._save_credit_s > 0:
             started = self._clock()
             self._blocks.save(self._save_credit_s)
-            self._store.work()
+            self._store.work(is_idle=False)
             self._save_credit_s -= self._clock() - started
 
     def tidy(self) -> float | None:

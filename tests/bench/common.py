@@ -4,6 +4,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -32,6 +33,25 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float,
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     quartiles = statistics.quantiles(ratios, n=4)
     return round(statistics.median(ratios), 4), round(quartiles[2] - quartiles[0], 4)
+
+
+class Stopwatch:
+    """Sums the time spent inside the functions that it wraps."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def wrap(self, owner: type, name: str) -> None:
+        inner = getattr(owner, name)
+
+        def timed(*args: object, **kwargs: object) -> object:
+            started = time.perf_counter()
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self.seconds += time.perf_counter() - started
+
+        setattr(owner, name, timed)
 
 
 def say(text: str) -> None:

@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import finish, parse_arguments, say
+from common import Stopwatch, finish, parse_arguments, say
 
 from pinyon.engine.config import EngineConfig
 from pinyon.engine.events import Finished
@@ -15,25 +15,21 @@ from pinyon.engine.kv_folder import open_tier
 from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
+from pinyon.engine.shared_kv import SharedKv
 from pinyon.models.devices import usable_threads
 
 PROMPT_TOKENS = 4000
 CAP_BYTES = 4 << 30
 
 
-def answer(loaded: LoadedEngine, tokens: tuple[int, ...]) -> tuple[float, Finished]:
-    """Return the seconds until the prompt is there, less the step for its last token, and the end."""
+def answer(loaded: LoadedEngine, tokens: tuple[int, ...]) -> Finished:
+    """Let the engine answer with one token; return the end."""
     engine, ends = loaded.engine, []
     request = GenerateRequest("a", (Tokens(tokens),), SamplingParams(temperature=0), max_tokens=1, ignore_eos=True)
-    started = time.perf_counter()
     engine.submit(engine.prepare(request))
-    restored = started
     while engine.busy:
-        before = time.perf_counter()
-        events = [event for _, event in engine.step()]
-        ends += [event for event in events if isinstance(event, Finished)]
-        restored = before if ends else restored
-    return restored - started, ends[0]
+        ends += [event for _, event in engine.step() if isinstance(event, Finished)]
+    return ends[0]
 
 
 def plain_s(folder: Path) -> tuple[float, int]:
@@ -64,10 +60,13 @@ def main() -> None:
         answer(first, tokens)
         first.engine.close()
         first.close()
+        stopwatch = Stopwatch()
+        stopwatch.wrap(SharedKv, "restore")
         ratios = []
         for _ in range(arguments.rounds):
             loaded = load()
-            restore_s, end = answer(loaded, tokens)
+            stopwatch.seconds = 0.0
+            end, restore_s = answer(loaded, tokens), stopwatch.seconds
             if end.cache.disk != PROMPT_TOKENS - 1:
                 raise SystemExit(f"invalid run: {end.cache.disk} tokens came from disk")
             loaded.engine.close()

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from common import finish, parse_arguments, say
+from common import Stopwatch, finish, parse_arguments, say
 
 from pinyon.engine import protocol
 from pinyon.engine.config import EngineConfig
@@ -22,25 +22,6 @@ from pinyon.models.devices import usable_threads
 BATCHES = (1, 8)
 STEPS = 200
 PROMPT = "Once upon a time there was a"
-
-
-class Stopwatch:
-    """Sums the time spent inside the functions that it wraps."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def wrap(self, owner: type, name: str) -> None:
-        inner = getattr(owner, name)
-
-        def timed(*args: object, **kwargs: object) -> object:
-            started = time.perf_counter()
-            try:
-                return inner(*args, **kwargs)
-            finally:
-                self.seconds += time.perf_counter() - started
-
-        setattr(owner, name, timed)
 
 
 def outside_ms(loaded: LoadedEngine, batch: int, inside: Stopwatch) -> list[float]:

@@ -23,7 +23,7 @@ from pinyon.engine import block_disk, block_file, block_store
 from pinyon.engine.block import BLOCK_TOKENS, Block
 from pinyon.engine.block_disk import REST_S, BlockDisk
 from pinyon.engine.block_file import BlockDamagedError, BlockHeader, file_bytes
-from pinyon.engine.block_store import POLL_S, TAIL_REST_S, BlockStore
+from pinyon.engine.block_store import BUSY_REST_S, POLL_S, TAIL_REST_S, BlockStore
 from pinyon.engine.file_system import FileSystem
 
 ROOT = b"r" * 32
@@ -308,6 +308,19 @@ def test_nothing_follows_a_block_that_has_gone(make_world):
     assert world.held(tokens) == 64
     world.store.lose(last)  # once more does no harm
     assert world.held(tokens) == 64
+
+
+def test_while_others_compute_a_block_waits_for_idle_time_but_not_for_ever(make_world):
+    world = make_world()
+    world.save(prompt(1, 64))
+    world.now = BUSY_REST_S - 0.1
+    world.store.work(is_idle=False)
+    settle(world.disk)
+    assert world.files.count("write") == 0
+    world.now = BUSY_REST_S
+    world.store.work(is_idle=False)
+    settle(world.disk)
+    assert world.files.count("write") == 1
 
 
 # Tails
