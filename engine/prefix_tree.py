@@ -34,11 +34,15 @@ def common_length(run: Sequence[int], tokens: Sequence[int], at: int = 0) -> int
 
 @dataclass(eq=False, slots=True)
 class Leaf:
-    """A sequence id and the node that its path ends with; `in_use` while a request computes in it."""
+    """A sequence id and the node that its path ends with; `in_use` while a request computes in it.
+
+    Of what `is_private` leaves alone hold, nobody else is told.
+    """
 
     sequence_id: int
     node: "Node"
     in_use: bool = True
+    is_private: bool = False
 
     @property
     def length(self) -> int:
@@ -78,6 +82,10 @@ class Node:
             yield node
             node = node.parent
 
+    @property
+    def is_public(self) -> bool:
+        return any(not leaf.is_private for leaf in self.leaves())
+
     def leaves(self) -> Iterator[Leaf]:
         if self.leaf is not None:
             yield self.leaf
@@ -97,9 +105,10 @@ class Match(NamedTuple):
         return next(self.node.leaves(), None) if self.length else None
 
     def following(self) -> list[int]:
-        """Return tokens with which a known sequence goes on after the matched ones; none where those that share them end."""
-        rest = self.node.run[self.length - self.node.start :]
-        return rest or next((child.run for child in self.node.children if child.run), [])
+        """Return tokens with which a known sequence goes on after the matched ones; none where all end, or are private."""
+        if rest := self.node.run[self.length - self.node.start :]:
+            return rest if self.node.is_public else []
+        return next((child.run for child in self.node.children if child.run and child.is_public), [])
 
 
 class PrefixTree:

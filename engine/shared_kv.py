@@ -75,6 +75,7 @@ class SharedKv:
         leaf = self._cells.begin(request.namespace, tokens)
         if leaf is None:
             return False
+        leaf.is_private = request.private
         gap = Gap.between(following, tokens, leaf.length) if following else Gap(Miss.NEW, leaf.length)
         if request.private:
             self._blocks.save_all_of(leaf)  # what an earlier request left in it; nothing that comes now

@@ -44,6 +44,8 @@ from pinyon.engine.request import GenerateRequest, text_chars
 
 NATIVE_STACK_BYTES: Final = 256 << 20
 PROGRESS_STEP: Final = 0.02
+DISK_WAIT_S: Final = 0.25
+"""How long the first request waits for what is on disk: a known model's blocks are found sooner, an unknown one's are none."""
 STOP_LIMIT_S: Final = 1.5
 """For storing KV at the end. The service waits a little longer."""
 
@@ -62,6 +64,7 @@ class Worker:
         self._texts: SimpleQueue[TextWork] = SimpleQueue()
         self._long_texts: SimpleQueue[TextWork] = SimpleQueue()
         self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._disk_is_settled = threading.Event()
         self._stopping = threading.Event()
         self._is_safe = threading.Event()
         """Whether no KV would be lost at an end."""
@@ -97,6 +100,7 @@ class Worker:
         gc.freeze()  # what loading made lives as long as the process: later collections need not walk it
         if self._config.kv_folder is not None:
             start_thread("disk", partial(self._open_disk, self._config.kv_folder, loaded.context.kv_settings))
+            self._disk_is_settled.wait(DISK_WAIT_S)
         engine = loaded.engine
         chores_in_s: float | None = 0.0
         self._is_safe.clear()
@@ -119,6 +123,8 @@ class Worker:
             print(f"no KV is kept on disk: {error}", file=sys.stderr, flush=True)
         else:
             self._commands.put(tier)
+        finally:
+            self._disk_is_settled.set()
 
     def stop(self) -> None:
         """Have the engine store what it holds; return when that is done, or takes too long. Called by the main thread."""

@@ -307,6 +307,15 @@ def test_without_the_cache_nothing_is_shared_with_those_who_run_beside():
     assert made.runner.computed.total() == 4 * (150 + ANSWER - 1)
 
 
+def test_of_a_private_text_nobody_else_is_told():
+    made = make_engine(cells=1024)
+    run(made, ask("a", ABC[:50] + "SECRET" * 9, private=True))
+    report = run(made, ask("b", ABC[:50] + "another end")).cache
+    assert (report.cached, report.miss, report.expected) == (50, Miss.NEW, "")
+    report = run(made, ask("c", ABC[:50] + "another text")).cache
+    assert (report.miss, report.expected[:3], report.got) == (Miss.DIVERGED, "end", "text")
+
+
 def test_of_a_private_request_nothing_is_stored():
     made = make_engine(cells=1024, store=make_store())
     run(made, ask("a", ABC[:150]))

@@ -1,0 +1,81 @@
+import json
+
+import pytest
+from command_line import assert_refused, pinyon
+from tiny_models import write_tiny_llama
+
+LONG = "All of this is read once, and never again. " * 4
+RUN = ["run", "-m", "tiny", "--seed", "1", "--max-tokens", "9", "--no-template", "--json"]
+
+
+@pytest.fixture(scope="module")
+def tiny_with_room(tmp_path_factory):
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture
+def home(tmp_path, tiny_with_room):
+    pinyon(tmp_path, "add", tiny_with_room, check=True)
+    return tmp_path
+
+
+def run(home, *arguments):
+    return json.loads(pinyon(home, *RUN, *arguments, check=True).stdout)
+
+
+pytestmark = pytest.mark.model
+
+
+def test_a_prompt_comes_back_from_disk_in_another_process(home):
+    first, second = run(home, LONG), run(home, LONG)
+    assert (first["cached_tokens"], first["cache"]["miss"]) == (0, "new")
+    assert second["cache"] == {**first["cache"], "disk": second["prompt_tokens"] - 1, "miss": None}
+
+
+def test_why_tells_where_two_prompts_part(home):
+    run(home, f"{LONG}It is 10:31.")
+    run(home, f"{LONG}It is 11:05.")
+    done = pinyon(home, "cache", "why", check=True)
+    lines = done.stdout.decode().splitlines()
+    assert "prompt tokens were reused" in lines[0]
+    assert [line.split()[0] for line in lines[2:4]] == ["known", "now"]
+    note = json.loads(pinyon(home, "cache", "why", "--json", check=True).stdout)
+    assert (note["report"]["miss"], note["report"]["expected"][0], note["report"]["got"][0]) == ("diverged", "0", "1")
+
+
+@pytest.mark.parametrize("option", ["--private", "--no-cache"])
+def test_nothing_is_kept_of_what_shall_not_be(home, option):
+    run(home, option, LONG)
+    assert run(home, LONG)["cached_tokens"] == 0
+    assert_refused(pinyon(home, "cache", "why", "nosuch"), 2, "no such request")
+
+
+def test_without_room_on_disk_nothing_is_kept_there(home):
+    pinyon(home, *RUN, LONG, check=True, PINYON_CACHE_DISK_MIB="0")
+    assert run(home, LONG)["cached_tokens"] == 0
+    done = pinyon(home, "cache", "status", PINYON_CACHE_DISK_MIB="0", check=True)
+    assert b"cache_disk_mib is 0" in done.stderr
+
+
+def test_what_is_damaged_is_found_and_deleted(home):
+    first = run(home, LONG)
+    damaged = min((home / "cache").rglob("*.kv"))
+    data = bytearray(damaged.read_bytes())
+    data[-40] ^= 1
+    damaged.write_bytes(data)
+    done = pinyon(home, "cache", "verify", check=True)
+    assert damaged.name in done.stderr.decode()
+    assert not damaged.exists()
+    assert run(home, LONG)["text"] == first["text"]
+
+
+def test_clear_deletes_what_is_old_enough(home):
+    run(home, LONG)
+    pinyon(home, "cache", "clear", "--older-than", "1h", check=True)
+    assert run(home, LONG)["cached_tokens"] > 0
+    assert_refused(pinyon(home, "cache", "clear", "--older-than", "soon"), 2, "--older-than")
+    assert_refused(pinyon(home, "cache", "clear", "--model", "nope"), 3, "nope")
+    pinyon(home, "cache", "clear", "--model", "tiny", check=True)
+    assert [*(home / "cache").rglob("*.kv")] == []
+    assert run(home, LONG)["cached_tokens"] == 0
+    assert json.loads(pinyon(home, "cache", "list", "--json", check=True).stdout)[0]["blocks"] > 0
