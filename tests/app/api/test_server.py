@@ -103,6 +103,15 @@ async def test_a_signal_lets_answers_finish_while_new_requests_are_told_to_come_
         await started.status()
 
 
+@pytest.fixture
+def hang_up_counts():
+    """As in a terminal; under nohup these tests would be started with the signal ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hang_up_counts")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_each_of_three_signals_ends_a_server_without_answers(folders, door, number):
     door.emptied.set()
