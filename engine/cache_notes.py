@@ -6,8 +6,7 @@ nothing else.
 
 import contextlib
 import sqlite3
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -59,30 +58,18 @@ class CacheNotes:
         ).result()
         return [Spelling(key, msgspec.msgpack.decode(tokens, type=tuple[int, ...])) for key, tokens in rows]
 
-    def add_answer(self, spellings: Sequence[Spelling]) -> None:
-        rows = [(key, msgspec.msgpack.encode(tokens)) for key, tokens in spellings]
+    def add(self, spellings: Sequence[Spelling], note: Note | None) -> None:
+        """Have an answer's spellings written, and what is to be said about its request."""
+        self._thread.submit(self._write, spellings, note)
 
-        def write() -> None:
+    def _write(self, spellings: Sequence[Spelling], note: Note | None) -> None:
+        rows = [(key, msgspec.msgpack.encode(tokens)) for key, tokens in spellings]
+        with contextlib.suppress(sqlite3.Error), self._database:
             self._database.executemany(_ADD_ANSWER, rows)
             self._database.execute(_TRIM_ANSWERS, (MAX_ANSWERS,))
-
-        self._do(write)
-
-    def add_note(self, request_id: str, prompt_tokens: int, report: CacheReport) -> None:
-        note = msgspec.msgpack.encode(Note(request_id, time.time(), prompt_tokens, report))
-
-        def write() -> None:
-            self._database.execute(_ADD_NOTE, (note,))
-            self._database.execute(_TRIM_NOTES, (MAX_NOTES,))
-
-        self._do(write)
-
-    def _do(self, write: Callable[[], None]) -> None:
-        def attempt() -> None:
-            with contextlib.suppress(sqlite3.Error), self._database:
-                write()
-
-        self._thread.submit(attempt)
+            if note is not None:
+                self._database.execute(_ADD_NOTE, (msgspec.msgpack.encode(note),))
+                self._database.execute(_TRIM_NOTES, (MAX_NOTES,))
 
     def close(self) -> None:
         """Write what was asked for."""

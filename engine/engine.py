@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from pinyon.engine.answer import Answer, choice_sampling
 from pinyon.engine.answer_memory import AnswerMemory
 from pinyon.engine.batch import Batch
+from pinyon.engine.cache_notes import CacheNotes, Note
 from pinyon.engine.config import LONG_TEXT_CHARS
 from pinyon.engine.errors import ContextOverflowError, EngineError, InvalidRequestError
 from pinyon.engine.events import Event, FinishReason, Progress
@@ -20,9 +21,6 @@ from pinyon.engine.scheduler import Scheduler
 from pinyon.engine.sequence import Sequence
 from pinyon.engine.shared_kv import SharedKv
 from pinyon.engine.vocab import Vocab
-
-if TYPE_CHECKING:
-    from pinyon.engine.cache_notes import CacheNotes
 
 Emitted: TypeAlias = tuple[str, Event]
 """A request's id and one of its events."""
@@ -220,9 +218,9 @@ class Engine:
         request, prompt_tokens = sequence.request, sequence.prompt_tokens
         spellings = self._past_answers.remember(request.namespace, sequence.tokens, prompt_tokens)
         if self._notes is not None:
-            self._notes.add_answer(spellings)
-            if not sequence.index:
-                self._notes.add_note(request.id, prompt_tokens, sequence.cache_report())
+            is_first = sequence.index == 0
+            note = Note(request.id, time.time(), prompt_tokens, sequence.cache_report()) if is_first else None
+            self._notes.add(spellings, note)
 
     @staticmethod
     def _tag(sequence: Sequence, events: list[Event]) -> list[Emitted]:

@@ -6,7 +6,8 @@ the context.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterator
+from operator import attrgetter
 
 from pinyon.engine.batch import Batch, Slice
 from pinyon.engine.prefix_tree import common_length
@@ -40,7 +41,7 @@ class Scheduler:
         """
         self._admit()
         while True:
-            batch = Batch((*self._decode(), *self._prefill()))
+            batch = Batch(tuple(self._slices()))
             if self._kv.make_room(batch.rows):
                 return batch
             self._preempt(self.running[-1])
@@ -69,13 +70,12 @@ class Scheduler:
 
     def _coming_prefix(self, sequence: Sequence) -> ComingPrefix | None:
         """Return the longest beginning that another one will have soon, if enough of it is not here yet."""
-        found = [ComingPrefix(other, self._shared_tokens(other, sequence)) for other in self.running]
-        open_ones = [each for each in found if not each.is_over]
-        if not open_ones:
+        readers = (other for other in self.running if other.is_reading)
+        found = (ComingPrefix(other, self._shared_tokens(other, sequence)) for other in readers)
+        longest = max((each for each in found if not each.is_over), key=attrgetter("tokens"), default=None)
+        if longest is None or longest.tokens < self._kv.known_tokens(sequence) + MIN_SHARED_TOKENS:
             return None
-        longest = max(open_ones, key=lambda each: each.tokens)
-        known = self._kv.known_tokens(sequence)
-        return longest if longest.tokens >= known + MIN_SHARED_TOKENS else None
+        return longest
 
     def _shared_tokens(self, other: Sequence, sequence: Sequence) -> int:
         """Return how many tokens a sequence could take from what another one reads, all but its last at most."""
@@ -85,15 +85,19 @@ class Scheduler:
             return 0
         return common_length(sequence.tokens[:-1], other.tokens)
 
-    def _decode(self) -> Iterable[Slice]:
-        return (Slice.of(sequence, 1) for sequence in self.running if sequence.state is State.DECODE)
-
-    def _prefill(self) -> Iterable[Slice]:
-        """Yield whole chunks; a prompt joins a started chunk only if all that is left of it fits."""
-        room = self._chunk_rows
+    def _slices(self) -> Iterator[Slice]:
+        """Yield whole chunks after the decoding rows; a prompt joins a started chunk only if all that is left of it fits."""
+        prompts = []
         for sequence in self.running:
+            state = sequence.state
+            if state is State.DECODE:
+                yield Slice.of(sequence, 1)
+            elif state is State.PREFILL:
+                prompts.append(sequence)
+        room = self._chunk_rows
+        for sequence in prompts:
             rows = min(sequence.uncomputed, self._chunk_rows)
-            if sequence.state is State.PREFILL and rows <= room:
+            if rows <= room:
                 room -= rows
                 yield Slice.of(sequence, rows)
 

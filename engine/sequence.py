@@ -25,6 +25,9 @@ class State(StrEnum):
     DONE = "done"
 
 
+_READING = frozenset({State.RESTORE, State.PREFILL})
+
+
 class ComingPrefix(NamedTuple):
     """The first `tokens` tokens of a waiting sequence, which another one is about to have."""
 
@@ -34,7 +37,7 @@ class ComingPrefix(NamedTuple):
     @property
     def is_over(self) -> bool:
         """Whether there is nothing to wait for: the other has them, or is not reading its prompt any more."""
-        return self.other.computed >= self.tokens or self.other.state not in {State.RESTORE, State.PREFILL}
+        return self.other.computed >= self.tokens or not self.other.is_reading
 
 
 class Sequence:
@@ -96,9 +99,18 @@ class Sequence:
             return State.DONE
         if self.leaf is None:
             return State.WAITING
-        if self.restore is not None and not self.restore.is_over:
+        if self.is_restoring:
             return State.RESTORE
-        return State.DECODE if self.uncomputed == 1 and self.computed >= self.prompt_tokens else State.PREFILL
+        return State.DECODE if self.prompt_tokens <= self.leaf.length == len(self.tokens) - 1 else State.PREFILL
+
+    @property
+    def is_restoring(self) -> bool:
+        return self.restore is not None and not self.restore.is_over
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether it is getting its prompt's KV, computed or brought back."""
+        return self.state in _READING
 
     @property
     def computed(self) -> int:

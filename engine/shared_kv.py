@@ -93,10 +93,10 @@ class SharedKv:
 
     def restore(self, running: Sequence[Choice]) -> list[Choice]:
         """Bring blocks back for the sequences that wait for some; return these. With nothing to compute, wait for a file."""
-        waiting = [each for each in running if each.state is State.RESTORE]
+        waiting = [each for each in running if each.is_restoring]
         is_alone = len(waiting) == len(running)
         for sequence in waiting:
-            assert sequence.restore is not None, "that is its state"
+            assert sequence.restore is not None, "it waits for that"
             budget_s = RESTORE_S if is_alone else RESTORE_BESIDE_OTHERS_S
             self._blocks.restore(sequence.restore, budget_s, may_wait=is_alone)
         return waiting

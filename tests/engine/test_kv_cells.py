@@ -11,25 +11,13 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from kv_compare import compare_cells
 from kv_memory import UnifiedMemory
 
 from pinyon.engine.kv_cells import KvCells
 
 NAMESPACES = st.sampled_from(["", "other"])
 TOKENS = st.lists(st.integers(0, 2), max_size=5)
-
-
-def compare(cells, memory, leaves):
-    """Raise AssertionError unless the memory holds just these leaves, each under all of its ids, and the counts agree."""
-    cells.check()
-    for leaf in leaves:
-        for sequence_id in cells.ids_of(leaf.sequence_id):
-            assert memory.tokens_of(sequence_id) == leaf.tokens(), f"{sequence_id} does not hold its leaf's tokens"
-    known = {sequence_id for leaf in leaves for sequence_id in cells.ids_of(leaf.sequence_id)}
-    assert {sequence_id for cell in memory.cells for sequence_id in cell.ids} <= known, "cells of nobody"
-    in_use = {sequence_id for leaf in leaves if leaf.in_use for sequence_id in cells.ids_of(leaf.sequence_id)}
-    assert cells.free == memory.free, f"{memory.free} cells are free, {cells.free} counted"
-    assert cells.available == sum(not cell.ids & in_use for cell in memory.cells)
 
 
 def beginning_in_common(known, tokens):
@@ -168,7 +156,7 @@ class CellsMachine(RuleBasedStateMachine):
     def everything_agrees(self):
         assert {leaf: leaf.tokens() for leaf in self.held} == self.held
         assert self.cells._tree.leaves == [*self.held]
-        compare(self.cells, self.memory, self.held)
+        compare_cells(self.cells, self.memory, self.held)
 
 
 TestCells = CellsMachine.TestCase
@@ -322,7 +310,7 @@ def test_a_leaf_in_use_is_shared_and_not_taken_over():
     first, _ = computed(cells, memory, PROMPT)
     other, known = computed(cells, memory, [*PROMPT, 1])
     assert (known, other is first, first.own_cells, other.own_cells) == (10, False, 0, 1)
-    compare(cells, memory, [first, other])
+    compare_cells(cells, memory, [first, other])
 
 
 def test_what_two_requests_computed_at_once_is_kept_once():
@@ -334,12 +322,12 @@ def test_what_two_requests_computed_at_once_is_kept_once():
         assert memory.compute(cells.ids_of(leaf.sequence_id), PROMPT)
         cells.grow(leaf, PROMPT)
     assert cells.free == 20
-    compare(cells, memory, [one, other])
+    compare_cells(cells, memory, [one, other])
     cells.rest(one)
     assert cells.free == 30
-    compare(cells, memory, [other])
+    compare_cells(cells, memory, [other])
     cells.rest(other)
-    compare(cells, memory, [other])
+    compare_cells(cells, memory, [other])
 
 
 def test_the_same_prompt_again_and_again_drives_nothing_out():
@@ -348,7 +336,7 @@ def test_the_same_prompt_again_and_again_drives_nothing_out():
     leaf = rested(cells, memory, PROMPT)
     for _ in range(5):
         assert rested(cells, memory, PROMPT) is not leaf
-    compare(cells, memory, [other, leaf])
+    compare_cells(cells, memory, [other, leaf])
 
 
 def test_a_request_that_computed_nothing_leaves_nothing():
@@ -358,7 +346,7 @@ def test_a_request_that_computed_nothing_leaves_nothing():
         leaf = cells.begin("", prompt)
         assert leaf is not None
         cells.rest(leaf)
-        compare(cells, memory, [busy])
+        compare_cells(cells, memory, [busy])
 
 
 def test_without_an_id_the_oldest_idle_leaf_goes():
@@ -366,7 +354,7 @@ def test_without_an_id_the_oldest_idle_leaf_goes():
     old, newer = rested(cells, memory, [1, 2]), rested(cells, memory, [3, 4])
     busy, _ = computed(cells, memory, [5, 6])
     last, _ = computed(cells, memory, [7, 8])
-    compare(cells, memory, [newer, busy, last])
+    compare_cells(cells, memory, [newer, busy, last])
     assert last.sequence_id == old.sequence_id
 
 
@@ -376,7 +364,7 @@ def test_without_an_id_the_leaf_that_a_request_needs_goes_last():
     busy, _ = computed(cells, memory, [6])
     leaf, known = computed(cells, memory, [1, 2, 9])
     assert known == 2
-    compare(cells, memory, [needed, busy, leaf])
+    compare_cells(cells, memory, [needed, busy, leaf])
     leaf, known = computed(cells, memory, [1, 8])
     assert known == 1
     assert cells.begin("", [1, 2, 3, 4]) is None
@@ -399,7 +387,7 @@ def test_while_every_cell_is_in_use_there_is_no_room():
     cells.rest(leaf)
     assert (cells.free, cells.available) == (0, 12)
     assert cells.make_room(12)
-    compare(cells, memory, [])
+    compare_cells(cells, memory, [])
 
 
 def test_the_room_for_a_request_counts_what_it_shares_once():
@@ -420,7 +408,7 @@ def test_room_is_made_at_the_cost_of_the_oldest_only():
     first, second, third = (rested(cells, memory, [token] * 10) for token in range(3))
     cells.rest(computed(cells, memory, [*[0] * 10, 1])[0])
     assert cells.make_room(15)
-    compare(cells, memory, [first, third])
+    compare_cells(cells, memory, [first, third])
     assert first.length == 11
     assert second not in cells._tree.leaves
 
@@ -432,7 +420,7 @@ def test_namespaces_share_nothing():
     yours, known = computed(cells, memory, PROMPT, "yours")
     assert (known, cells.free) == (0, 20)
     cells.rest(yours)
-    compare(cells, memory, [mine, yours])
+    compare_cells(cells, memory, [mine, yours])
 
 
 @pytest.mark.parametrize(("guarded", "first_position", "known"), [(True, 0, [4, 6, 7, 10]), (False, 3, [0, 0, 7, 10])])
@@ -525,10 +513,10 @@ def use_an_id_that_is_not_there(cells, _memory, _leaf):
 def test_the_comparison_notices_a_planted_fault(fault, noticed):
     cells, memory = made(window=4)
     leaf, _ = rested(cells, memory, PROMPT), rested(cells, memory, [*PROMPT[:4], 1])
-    compare(cells, memory, cells._tree.leaves)
+    compare_cells(cells, memory, cells._tree.leaves)
     fault(cells, memory, leaf)
     with pytest.raises(AssertionError, match=noticed):
-        compare(cells, memory, cells._tree.leaves)
+        compare_cells(cells, memory, cells._tree.leaves)
 
 
 def test_a_state_is_the_same_wherever_its_cells_lie():

@@ -3,12 +3,14 @@ with what the engine says. Time is simulated: it passes while something is compu
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 
 from kv_memory import UnifiedMemory
 
 from pinyon.engine.block import Block
+from pinyon.engine.kv_cells import KvCells
+from pinyon.engine.prefix_tree import Leaf
 from pinyon.engine.shared_kv import SharedKv
 
 ROW_S, MOVE_S = 1e-3, 1e-4
@@ -63,9 +65,12 @@ class PrefixMemory(UnifiedMemory):
 
 def compare_kv(kv: SharedKv, memory: PrefixMemory) -> None:
     """Raise AssertionError unless each sequence id holds the KV of its leaf's tokens, nothing else is held, and the counts agree."""
-    cells = kv._cells
+    compare_cells(kv._cells, memory, kv._cells._tree.leaves)
+
+
+def compare_cells(cells: KvCells, memory: UnifiedMemory, leaves: Collection[Leaf]) -> None:
+    """As compare_kv, with just these leaves."""
     cells.check()
-    leaves = cells._tree.leaves
     for leaf in leaves:
         for sequence_id in cells.ids_of(leaf.sequence_id):
             assert memory.tokens_of(sequence_id) == leaf.tokens(), f"{sequence_id} does not hold its leaf's tokens"
@@ -73,8 +78,8 @@ def compare_kv(kv: SharedKv, memory: PrefixMemory) -> None:
     assert {sequence_id for cell in memory.cells for sequence_id in cell.ids} <= known, "cells of nobody"
     in_use = {sequence_id for leaf in leaves if leaf.in_use for sequence_id in cells.ids_of(leaf.sequence_id)}
     assert cells.free == memory.free, f"{memory.free} cells are free, {cells.free} counted"
-    held = sum(not in_use.isdisjoint(cell.ids) for cell in memory.cells)
-    assert kv.held_cells == held, f"requests hold {held} cells, {kv.held_cells} counted"
+    available = sum(in_use.isdisjoint(cell.ids) for cell in memory.cells)
+    assert cells.available == available, f"{available} cells could be free, {cells.available} counted"
 
 
 def compare_blocks(kv: SharedKv) -> None:
