@@ -72,6 +72,8 @@ class KvBlocks:
         self._costs = costs
         self._scratch = scratch
         self._clock = clock
+        self._bytes_per_token = 0
+        """Of what the store takes; 0 while it takes nothing."""
         self._stored: dict[Leaf, Block] = {}
         """How far the tokens of each sequence are in the store: its last block. Sequences that left nothing to do are not here."""
 
@@ -192,6 +194,18 @@ class KvBlocks:
     def has_unsaved(self) -> bool:
         return any(self._due(leaf) > 0 for leaf in self._stored)
 
+    def save_some_of(self, leaf: Leaf) -> bool:
+        """Store one block of a sequence that nobody holds, if there is one to store; tell whether more are left."""
+        if (count := self._due(leaf)) > 0:
+            self._store_next(leaf, count)
+        return self._due(leaf) > 0
+
+    def return_s(self, leaf: Leaf) -> float:
+        """Return what it costs to have a token of a sequence back once it has gone."""
+        if leaf.is_private or not self._bytes_per_token:
+            return self._costs.prefill_s(1)
+        return min(self._costs.prefill_s(1), self._costs.restore_s(self._bytes_per_token))
+
     def save_all_of(self, leaf: Leaf) -> None:
         """Store what a sequence holds before it goes."""
         while (count := self._due(leaf)) > 0:
@@ -223,4 +237,6 @@ class KvBlocks:
         self._memory.copy_sequence(leaf.sequence_id, self._scratch, start, end)
         state = self._memory.export_state(self._scratch)
         self._memory.remove_sequence(self._scratch)
-        return self._store.add(before, tokens, state, self._costs.prefill_s(len(tokens)))
+        block = self._store.add(before, tokens, state, self._costs.prefill_s(len(tokens)))
+        self._bytes_per_token = len(state) // len(tokens) if block is not None else 0
+        return block

@@ -84,9 +84,9 @@ class KvCells:
             return leaf
         if (sequence_id := self._free_id()) is not None:
             return self._fork(match, sequence_id)
-        if (oldest := self._oldest_idle(spared=match.source)) is None:
+        if (oldest := self.oldest_idle(spared=match.source)) is None:
             return None
-        self._evict(oldest)
+        self.evict(oldest)
         return self.begin(namespace, tokens)
 
     def _free_id(self) -> int | None:
@@ -112,7 +112,7 @@ class KvCells:
         leaf.in_use = False
         self._tree.touch(leaf)
         if self._tree.is_held_elsewhere(leaf):
-            self._evict(leaf)
+            self.evict(leaf)
 
     def drop(self, leaf: Leaf) -> None:
         """Give up a sequence, and the cells that it alone holds."""
@@ -123,16 +123,17 @@ class KvCells:
     def make_room(self, cells: int) -> bool:
         """Drop what no request holds, the least recently used first, until so many cells are free; tell whether they are."""
         while self.free < cells:
-            if (oldest := self._oldest_idle()) is None:
+            if (oldest := self.oldest_idle()) is None:
                 return False
-            self._evict(oldest)
+            self.evict(oldest)
         return True
 
-    def _evict(self, leaf: Leaf) -> None:
+    def evict(self, leaf: Leaf) -> None:
+        """Let a leaf go that no request holds."""
         self._before_drop(leaf)
         self.drop(leaf)
 
-    def _oldest_idle(self, spared: Leaf | None = None) -> Leaf | None:
+    def oldest_idle(self, spared: Leaf | None = None) -> Leaf | None:
         """Return the least recently used leaf that no request holds; the spared one only if there is no other."""
         idle = [leaf for leaf in self._tree.leaves if not leaf.in_use]
         return min(idle, key=lambda leaf: leaf is spared, default=None)  # the first of equals

@@ -36,13 +36,14 @@ def common_length(run: Sequence[int], tokens: Sequence[int], at: int = 0) -> int
 class Leaf:
     """A sequence id and the node that its path ends with; `in_use` while a request computes in it.
 
-    Of what `is_private` leaves alone hold, nobody else is told.
+    Of what `is_private` leaves alone hold, nobody else is told. `idle_since` is in seconds that the engine has computed.
     """
 
     sequence_id: int
     node: "Node"
     in_use: bool = True
     is_private: bool = False
+    idle_since: float = 0.0
 
     @property
     def length(self) -> int:

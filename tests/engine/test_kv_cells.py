@@ -205,12 +205,12 @@ class TakesWhatIsInUse(KvCells):
 
 
 class EvictsTheNewest(KvCells):
-    def _oldest_idle(self, spared=None):
+    def oldest_idle(self, spared=None):
         return next((leaf for leaf in reversed(self._tree.leaves) if not leaf.in_use), None)
 
 
 class EvictsWhatIsInUse(KvCells):
-    def _oldest_idle(self, spared=None):
+    def oldest_idle(self, spared=None):
         return next(iter(self._tree.leaves), None)
 
 
@@ -349,7 +349,7 @@ def test_a_request_that_computed_nothing_leaves_nothing():
         compare_cells(cells, memory, [busy])
 
 
-def test_without_an_id_the_oldest_idle_leaf_goes():
+def test_without_an_id_theoldest_idle_leaf_goes():
     cells, memory = made()
     old, newer = rested(cells, memory, [1, 2]), rested(cells, memory, [3, 4])
     busy, _ = computed(cells, memory, [5, 6])

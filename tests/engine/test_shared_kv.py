@@ -90,9 +90,37 @@ def blocks_of(made):
     return sorted(found)
 
 
+@pytest.fixture
+def cells_cost_nothing(monkeypatch):
+    """What is idle stays in the context as long as there is room."""
+    monkeypatch.setattr("pinyon.engine.shared_kv.CELL_SHARE", 0.0)
+
+
+# What is idle
+
+
+def test_what_has_slowed_others_for_longer_than_its_return_takes_goes_and_comes_back():
+    made = make_engine(cells=1024, store=make_store())
+    run(made, ask("a", ABC[:150]))
+    run(made, ask("b", "x" + ABC[:150], max_tokens=100))
+    assert made.runner.used_cells <= 150 + 100
+    assert cached(run(made, ask("c", ABC[:150]))) == (0, 149, 0)
+
+
+@pytest.mark.parametrize(
+    ("store", "private"), [(False, False), (True, True)], ids=["nowhere to come back from", "private"]
+)
+def test_what_would_have_to_be_computed_again_is_kept_longer(store, private):
+    made = make_engine(cells=1024, store=make_store() if store else None)
+    run(made, ask("a", ABC[:150], private=private))
+    run(made, ask("b", "x" + ABC[:150], max_tokens=100))
+    assert cached(run(made, ask("c", ABC[:150]))) == (149, 0, 0)
+
+
 # The same prompt
 
 
+@pytest.mark.usefixtures("cells_cost_nothing")
 @pytest.mark.parametrize("resident", [True, False], ids=["resident", "stored"])
 def test_the_same_prompt_again_and_again_a_beginning_of_it_and_one_token_more(resident):
     made = make_engine(cells=1024, store=make_store())
@@ -277,6 +305,7 @@ def test_of_a_request_that_failed_nothing_more_is_stored(monkeypatch):
 # What is not shared
 
 
+@pytest.mark.usefixtures("cells_cost_nothing")
 def test_without_the_cache_nothing_is_reused_and_nothing_is_left():
     made = make_engine(cells=1024, store=make_store())
     off = ask("a", ABC[:150], use_cache=False)
