@@ -239,11 +239,12 @@ FORCED = [
 
 
 async def test_a_forced_text_comes_out_byte_for_byte(smol):
+    # No logprobs: what else is in the context changes their last digits.
     for fields, expected in FORCED:
-        choice = (await smol.both(CHAT, chat_body(**fields, logprobs=True))).choices[0]
+        choice = (await smol.both(CHAT, chat_body(**fields, temperature=0))).choices[0]
         assert (choice.text, choice.finish_reason) == (expected, "stop")
         if "response_format" not in fields:
-            choice = (await smol.both(COMPLETIONS, text_body(**fields, logprobs=1))).choices[0]
+            choice = (await smol.both(COMPLETIONS, text_body(**fields, temperature=0))).choices[0]
             assert (choice.text, choice.finish_reason) == (expected, "stop")
 
 
