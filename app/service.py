@@ -57,13 +57,21 @@ class LoadedModel:
     """A model whose engine this process runs."""
 
     def __init__(
-        self, record: Record, engine: EngineClient, info: EngineInfo, sandbox: TemplateSandbox, grammars: GrammarChecker
+        self,
+        record: Record,
+        engine: EngineClient,
+        info: EngineInfo,
+        sandbox: TemplateSandbox,
+        grammars: GrammarChecker,
+        *,
+        deterministic: bool,
     ) -> None:
         self.record = record
         self.info = info
         self._engine = engine
         self._sandbox = sandbox
         self._grammars = grammars
+        self._deterministic = deterministic
         self._template = ChatTemplate(info.chat_template, info.bos, info.eos)
         self._tags = reasoning_tags(info.chat_template)
         self._turn_end: tuple[str, ...] | None = None
@@ -131,6 +139,7 @@ class LoadedModel:
             reasoning=reasoning,
             use_cache=ask.use_cache,
             private=ask.private,
+            deterministic=self._deterministic if ask.deterministic is None else ask.deterministic,
         )
 
     async def _pieces(self, prompt: Prompt) -> tuple[Text | Tokens, ...]:
@@ -255,7 +264,14 @@ class Service:
         finally:
             with contextlib.suppress(Exception):  # a sandbox that cannot start is reported by the first render
                 await warm_up
-        self._loaded = LoadedModel(slot.record, slot.engine, info, self._sandbox, self._grammars)
+        self._loaded = LoadedModel(
+            slot.record,
+            slot.engine,
+            info,
+            self._sandbox,
+            self._grammars,
+            deterministic=self._settings.deterministic,
+        )
         return self._loaded
 
     def _slot_for(self, record: Record, config: EngineConfig) -> _Slot:

@@ -87,6 +87,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`model` is used where none is named; `context` and `threads` None mean what suits the model and the machine.
 
     `cache_ram_mib` and `cache_disk_mib` cap what computed prompts may take beside the context; 0 switches that off.
+    `deterministic` is for requests that do not say.
     """
 
     model: str | None = None
@@ -94,6 +95,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threads: Annotated[int, msgspec.Meta(ge=1, le=MAX_THREADS)] | None = None
     cache_ram_mib: _AtLeastZero | None = None
     cache_disk_mib: _AtLeastZero | None = None
+    deterministic: bool = False
 
 
 def load_settings(folders: Folders, environment: Mapping[str, str] = os.environ) -> Settings:

@@ -73,12 +73,17 @@ class Engine:
         """Check a request, tokenise its prompt, compile its grammar. Safe in any thread; raises EngineError."""
         self._refuse_too_long(request.prompt)
         request.checked(self._vocab.size)
-        prompt = self._vocab.encode(request.prompt, partial(self._past_answers.find, request.namespace))
+        prompt = self._encode(request)
         if not prompt:
             raise InvalidRequestError("the prompt is empty: there is nothing to continue", "prompt")
         if len(prompt) >= self.context_tokens:
             raise ContextOverflowError(len(prompt), self.context_tokens)
         return Prepared(request, prompt, self._constraints(request))
+
+    def _encode(self, request: GenerateRequest) -> list[int]:
+        if request.deterministic:  # what was answered before must not count
+            return self._vocab.encode(request.prompt)
+        return self._vocab.encode(request.prompt, partial(self._past_answers.find, request.namespace))
 
     def _constraints(self, request: GenerateRequest) -> list[Constraint]:
         if request.grammar is None:

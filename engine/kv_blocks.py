@@ -77,9 +77,12 @@ class KvBlocks:
         self._stored: dict[Leaf, Block] = {}
         """How far the tokens of each sequence are in the store: its last block. Sequences that left nothing to do are not here."""
 
-    def begin(self, leaf: Leaf, namespace: str, tokens: Sequence[int]) -> Restore:
-        """Keep what a request computes from now on, and return what it gets back beyond what its leaf holds."""
-        hits = self._usable(self._store.find(namespace, tokens[:-1]))
+    def begin(self, leaf: Leaf, namespace: str, tokens: Sequence[int], *, in_part: bool = True) -> Restore:
+        """Keep what a request computes from now on, and return what it gets back beyond what its leaf holds.
+
+        The last block may come back `in_part`, if that is right.
+        """
+        hits = self._usable(self._store.find(namespace, tokens[:-1]), in_part=in_part)
         held = [hit.block for hit in hits if hit.end <= leaf.length and hit.tokens == BLOCK_TOKENS]
         self._stored[leaf] = held[-1] if held else self._store.root(namespace)
         missing = deque(hit for hit in hits if hit.end > leaf.length)
@@ -91,9 +94,10 @@ class KvBlocks:
             patience_s = self._costs.prefill_s(missing[-1].end - leaf.length)
         return Restore(leaf, missing, self._clock() + patience_s, gap=self._gap(hits, namespace, tokens))
 
-    def _usable(self, hits: list[Hit]) -> list[Hit]:
-        """Leave out a last block of which a part is asked for, where the window is so narrow that blocks hold their ends' alone."""
-        if 0 < self._cells.window < BLOCK_TOKENS and hits and hits[-1].end < hits[-1].block.end:
+    def _usable(self, hits: list[Hit], *, in_part: bool) -> list[Hit]:
+        """Leave out a last block of which a part is asked for, also where the window is so narrow that blocks hold their ends' alone."""
+        has_ends_only = 0 < self._cells.window < BLOCK_TOKENS
+        if hits and hits[-1].end < hits[-1].block.end and (has_ends_only or not in_part):
             return hits[:-1]
         return hits
 

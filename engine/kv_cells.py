@@ -19,6 +19,7 @@ class KvMemory(Protocol):
     def copy_sequence(self, source: int, target: int, start: int, end: int) -> None: ...
     def remove_sequence(self, sequence_id: int) -> None: ...
     def first_position(self, sequence_id: int) -> int: ...
+    def clear_memory(self) -> None: ...
 
 
 class KvCells:
@@ -127,6 +128,13 @@ class KvCells:
                 return False
             self.evict(oldest)
         return True
+
+    def empty(self) -> None:
+        """Drop everything, so that the next token gets the first cell. No request may hold anything."""
+        while (oldest := self.oldest_idle()) is not None:
+            self.evict(oldest)
+        assert not self._tree.cells, "a request holds cells"
+        self._memory.clear_memory()
 
     def evict(self, leaf: Leaf) -> None:
         """Let a leaf go that no request holds."""

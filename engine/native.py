@@ -340,6 +340,10 @@ class Context:
         """Take a sequence out of its cells; those that no other one shares are free."""
         lib.llama_memory_seq_rm(self._memory, sequence_id, -1, -1)
 
+    def clear_memory(self) -> None:
+        """Take all sequences out of their cells. The next row gets the first cell, as in a new context."""
+        lib.llama_memory_clear(self._memory, False)
+
     def first_position(self, sequence_id: int) -> int:
         """Return the lowest position that a sequence still has in every layer; -1 for an empty sequence."""
         return int(lib.llama_memory_seq_pos_min(self._memory, sequence_id))

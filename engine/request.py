@@ -109,6 +109,9 @@ class GenerateRequest(msgspec.Struct, frozen=True):
 
     Without `use_cache` nothing is reused and nothing is left for others. Of a `private` request nothing is written to disk.
     Requests share computed prefixes within a `namespace` only.
+
+    A `deterministic` one gives the same answer for the same prompt and seed, to the bit, whatever else was or is asked: it
+    runs alone, and reuses only what was computed for such requests.
     """
 
     id: str
@@ -124,6 +127,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     use_cache: bool = True
     private: bool = False
     namespace: str = ""
+    deterministic: bool = False
 
     def checked(self, vocab_size: int) -> Self:
         """Return self, or raise InvalidRequestError naming the first field that is out of range."""

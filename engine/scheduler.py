@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from pinyon.engine.batch import Batch, Slice
+from pinyon.engine.block import BLOCK_TOKENS
 from pinyon.engine.prefix_tree import common_length
 from pinyon.engine.sequence import ComingPrefix, Sequence, State
 from pinyon.engine.shared_kv import SharedKv
@@ -60,8 +61,15 @@ class Scheduler:
         """Whether its tokens fit beside the others' with a chunk's room for everyone to grow. Alone it always fits."""
         if not self.running:
             return True
+        if sequence.request.deterministic or self._is_deterministic:
+            return False
         promised = sum(other.uncomputed + self._chunk_rows for other in self.running)
         return promised + len(sequence.tokens) + self._chunk_rows <= self._kv.room_for(sequence)
+
+    @property
+    def _is_deterministic(self) -> bool:
+        """Whether a deterministic request runs, which nobody else does then."""
+        return bool(self.running) and self.running[0].request.deterministic
 
     def _prefix_is_coming(self, sequence: Sequence) -> bool:
         if sequence.coming is None or sequence.coming.is_over:
@@ -94,9 +102,9 @@ class Scheduler:
                 yield Slice.of(sequence, 1)
             elif state is State.PREFILL:
                 prompts.append(sequence)
-        room = self._chunk_rows
+        chunk_rows = room = BLOCK_TOKENS if self._is_deterministic else self._chunk_rows
         for sequence in prompts:
-            rows = min(sequence.uncomputed, self._chunk_rows)
+            rows = min(sequence.uncomputed, chunk_rows)
             if rows <= room:
                 room -= rows
                 yield Slice.of(sequence, rows)

@@ -29,6 +29,8 @@ CELL_SHARE: Final = 1 / 50_000
 
 _ALONE: Final = "\0"
 """The namespace of sequences that share nothing, not even while they run; no request's."""
+_CANONICAL: Final = "\0canonical"
+"""What a namespace is followed by for KV that is the same to the bit however often it is computed."""
 
 
 class SharedKv:
@@ -59,8 +61,8 @@ class SharedKv:
         return self._cells.cells - self._cells.available
 
     def shares(self, sequence: Choice) -> bool:
-        """Whether a sequence takes what others have computed, and leaves to others what it has."""
-        return self._is_divisible and sequence.request.use_cache
+        """Whether a sequence takes what others have in the context, and leaves to others what it has."""
+        return self._is_divisible and sequence.request.use_cache and not sequence.request.deterministic
 
     def room_for(self, sequence: Choice) -> int:
         """Return how many tokens a sequence could have in all if it began now and no other one grew."""
@@ -72,6 +74,8 @@ class SharedKv:
 
     def begin(self, sequence: Choice) -> bool:
         """Admit a sequence with all of its beginning that is known; False while every sequence id is in use."""
+        if sequence.request.deterministic:
+            return self._begin_deterministic(sequence)
         if not self.shares(sequence):
             return self._begin_alone(sequence)
         request, tokens = sequence.request, sequence.tokens
@@ -86,6 +90,19 @@ class SharedKv:
             sequence.admit(leaf, gap=gap)
         else:
             sequence.admit(leaf, self._blocks.begin(leaf, request.namespace, tokens), gap)
+        return True
+
+    def _begin_deterministic(self, sequence: Choice) -> bool:
+        """Start from an empty context. Only whole blocks come back, and only those of prompts that started so, too."""
+        request = sequence.request
+        self._cells.empty()
+        leaf = self._cells.begin(_ALONE, ())
+        assert leaf is not None, "every sequence id is free"
+        if request.use_cache and not request.private and self._is_divisible:
+            namespace = request.namespace + _CANONICAL
+            sequence.admit(leaf, self._blocks.begin(leaf, namespace, sequence.tokens, in_part=False))
+        else:
+            sequence.admit(leaf, gap=Gap(Miss.DISABLED if self._is_divisible else Miss.UNAVAILABLE, 0))
         return True
 
     def _begin_alone(self, sequence: Choice) -> bool:
@@ -117,6 +134,8 @@ class SharedKv:
             sequence, leaf = piece.sequence, piece.sequence.leaf
             assert leaf is not None, "only admitted sequences are scheduled"
             self._cells.grow(leaf, sequence.tokens[leaf.length : leaf.length + piece.rows])
+            if sequence.request.deterministic and piece.wants_logits:
+                self._blocks.save_all_of(leaf)  # the prompt; an answer's tokens are not computed in blocks
         self._save_credit_s = min(self._save_credit_s + SAVE_SHARE * seconds, MAX_CREDIT_S)
         self._computed_s += seconds
 
@@ -127,6 +146,7 @@ class SharedKv:
             sequence.leaf.idle_since = self._computed_s
             self._cells.rest(sequence.leaf)
         else:
+            self._blocks.save_all_of(sequence.leaf)
             self._cells.drop(sequence.leaf)
 
     def drop(self, sequence: Choice) -> None:

@@ -92,6 +92,7 @@ class SamplingFields(Fields):
     user: str | None = None
     cache: Literal["on", "off"] | None = None
     private: bool | None = None
+    deterministic: bool | None = None
     regex: str | None = None
     grammar: str | None = None
 
@@ -158,6 +159,7 @@ class SamplingFields(Fields):
             grammar,
             use_cache=self.cache != "off",
             private=bool(self.private),
+            deterministic=self.deterministic,
         )
 
     def grammars(self) -> Iterable[tuple[str, Grammar]]:

@@ -60,6 +60,9 @@ class _Wish:
 @click.option("--stats", is_flag=True, help="Print figures about the answer as a line of JSON on stderr.")
 @click.option("--no-cache", is_flag=True, help="Compute the whole prompt, and keep nothing of it.")
 @click.option("--private", is_flag=True, help="Write nothing of it to disk.")
+@click.option(
+    "--deterministic", is_flag=True, help="The same prompt and seed give the same answer, whatever else was asked."
+)
 @click.option("--no-template", is_flag=True, help="Send the text as it is, without the model's chat template.")
 def command(
     words: tuple[str, ...],
@@ -78,6 +81,7 @@ def command(
     stats: bool,
     no_cache: bool,
     private: bool,
+    deterministic: bool,
     no_template: bool,
 ) -> ExitCode:
     """Answer one prompt. Text from a pipe comes before the PROMPT.
@@ -101,6 +105,7 @@ def command(
         stop=tuple(map(_argument_text, stop)),
         use_cache=not no_cache,
         private=private,
+        deterministic=deterministic or None,
     )
     wish = _Wish(folders, settings, model, context, ask)
     return asyncio.run(_run(wish, JsonAnswer() if as_json else TextAnswer(), stats))

@@ -50,6 +50,14 @@ def test_nothing_is_kept_of_what_shall_not_be(home, option):
     assert_refused(pinyon(home, "cache", "why", "nosuch"), 2, "no such request")
 
 
+def test_a_deterministic_answer_takes_what_was_computed_so(home):
+    first = run(home, LONG)
+    answers = [run(home, "--deterministic", LONG) for _ in range(2)]
+    assert [answer["text"] for answer in answers] == [first["text"]] * 2
+    assert (answers[0]["cached_tokens"], answers[1]["cached_tokens"]) == (0, answers[1]["prompt_tokens"] // 64 * 64)
+    assert run(home, LONG)["cached_tokens"] == first["prompt_tokens"] - 1
+
+
 def test_without_room_on_disk_nothing_is_kept_there(home):
     pinyon(home, *RUN, LONG, check=True, PINYON_CACHE_DISK_MIB="0")
     assert run(home, LONG)["cached_tokens"] == 0

@@ -64,6 +64,15 @@ async def test_choices_come_over_the_model_s_own_defaults(service, tmp_path):
     assert (request.prompt, request.max_tokens, request.stop) == ((Text("x"),), 3, ("a",))
 
 
+@pytest.mark.parametrize("setting", [False, True])
+async def test_a_request_is_deterministic_if_it_says_so_else_if_the_settings_do(tmp_path, tiny, setting):
+    folders = Folders.of_user({"PINYON_HOME": str(tmp_path / "home")})
+    async with Service(folders, Settings(threads=2, deterministic=setting)) as service:
+        model = await service.load(str(tiny))
+        asks = [user("x", deterministic=asked) for asked in (None, False, True)]
+        assert [(await model.request(ask)).deterministic for ask in asks] == [setting, False, True]
+
+
 async def test_the_same_ask_gets_requests_of_their_own(service, tiny):
     model = await service.load(str(tiny))
     assert (await model.request(user("x"))).id != (await model.request(user("x"))).id

@@ -60,6 +60,10 @@ class UnifiedMemory:
         for cell in self.cells:
             cell.ids.discard(sequence_id)
 
+    def clear_memory(self) -> None:
+        for cell in self.cells:
+            cell.ids.clear()
+
     def export_state(self, sequence_id: int) -> bytes:
         """Return the id, the number of cells, then position and token of each; the same for any place of the cells."""
         held = self.held_by(sequence_id)

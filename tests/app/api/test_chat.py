@@ -111,6 +111,12 @@ async def test_a_private_request_is_private_in_the_engine(api):
     assert [ask.private for ask in api.server.model.asked] == [True, False]
 
 
+async def test_a_deterministic_request_is_deterministic_in_the_engine(api):
+    for deterministic in (True, False, None):
+        await api.post(CHAT, chat_body(deterministic=deterministic))
+    assert [ask.deterministic for ask in api.server.model.asked] == [True, False, None]
+
+
 @pytest.mark.parametrize("text", ODD_TEXTS.values(), ids=ODD_TEXTS.keys())
 async def test_text_comes_out_as_the_model_wrote_it(make_api, text):
     api = make_api(says(text))

@@ -45,6 +45,7 @@ SAMPLING = {
     "user": TEXT,
     "cache": "",
     "private": BOOL,
+    "deterministic": BOOL,
     "regex": '"0" "2" "x" "null"',
     "grammar": '"0" "2" "x" "null"',
 }

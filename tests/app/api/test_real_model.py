@@ -217,7 +217,8 @@ async def smol(serve, smollm2):
 
 
 async def test_answers_are_valid_under_their_schema(smol):
-    body = chat_body(response_format=schema_format(PERSON), n=2, temperature=1, seed=1, max_tokens=200)
+    fields = {"n": 2, "temperature": 1, "seed": 1, "max_tokens": 200, "deterministic": True}
+    body = chat_body(response_format=schema_format(PERSON), **fields)
     answer = await smol.both(CHAT, body)
     assert len({choice.text for choice in answer.choices}) == 2
     for choice in answer.choices:
@@ -239,12 +240,11 @@ FORCED = [
 
 
 async def test_a_forced_text_comes_out_byte_for_byte(smol):
-    # No logprobs: what else is in the context changes their last digits.
     for fields, expected in FORCED:
-        choice = (await smol.both(CHAT, chat_body(**fields, temperature=0))).choices[0]
+        choice = (await smol.both(CHAT, chat_body(**fields, logprobs=True, deterministic=True))).choices[0]
         assert (choice.text, choice.finish_reason) == (expected, "stop")
         if "response_format" not in fields:
-            choice = (await smol.both(COMPLETIONS, text_body(**fields, temperature=0))).choices[0]
+            choice = (await smol.both(COMPLETIONS, text_body(**fields, logprobs=1, deterministic=True))).choices[0]
             assert (choice.text, choice.finish_reason) == (expected, "stop")
 
 
