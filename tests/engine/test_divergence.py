@@ -139,6 +139,12 @@ def test_what_is_no_answer_is_not_told_as_one(before, known, now, after):
     assert explain(before, known, now, after=after).miss is Miss.DIVERGED
 
 
+@pytest.mark.parametrize(("role", "miss"), [("bot", Miss.HISTORY_CHANGED), ("user", Miss.DIVERGED)])
+def test_a_role_may_stand_between_two_control_tokens(role, miss):
+    before = f"{START}|{role}|{END}|\n"
+    assert explain(before, "Once|.", "Twice|.", after=f"{START}|bot|{END}|\n").miss is miss
+
+
 def test_an_answer_in_other_tokens_is_that_and_no_other_answer():
     assert explain(TURN, f"An| answer|{END}", f"An answer|{END}", after=NEXT).miss is Miss.RETOKENISED
 

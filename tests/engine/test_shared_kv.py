@@ -740,6 +740,14 @@ def test_a_report_tells_how_an_answer_came_back(resident, came_back, miss):
     compare_blocks(made.kv)
 
 
+def test_a_beginning_whose_window_has_gone_is_not_told_as_another_text(monkeypatch):
+    made = make_engine(cells=1024, window=10)
+    run(made, ask("a", ABC[:150]))
+    monkeypatch.setattr(made.kv._cells, "_has_window_of", lambda _source, _length: False)
+    end = run(made, ask("b", ABC[:50] + "another end"))
+    assert (cached(end), end.cache.miss, end.cache.expected) == ((0, 0, 0), Miss.UNAVAILABLE, "")
+
+
 def test_a_private_request_that_takes_nothing_from_blocks_says_so():
     made = make_engine(cells=1024, store=make_store())
     run(made, ask("a", ABC[:150]))
