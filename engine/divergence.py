@@ -18,10 +18,13 @@ _PART_TOKENS: Final = 32
 _AROUND: Final = " \t[]{}"
 """What stands around the parts of a list."""
 
-_RESPELLED: Final = "the text is the same, but it comes as other tokens: send an answer back whole and unchanged, as a message of its own"
+_RESPELLED: Final = (
+    "the text is the same, but it comes as other tokens: "
+    "send an answer back whole and unchanged, as a message of its own"
+)
 _OTHER_ANSWER: Final = (
-    "an answer in the history is not the one that was given: the chat template or the client has changed it; "
-    "send answers back as they came, with their reasoning_content"
+    "the history has another answer there than the known one: the chat template or the client has changed it, "
+    "or it was given elsewhere; send answers back as they came, with their reasoning_content"
 )
 _NO_THOUGHTS: Final = (
     "the model's thoughts are not in the history: the chat template or the client leaves them out, "

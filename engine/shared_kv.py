@@ -75,12 +75,16 @@ class SharedKv:
         if not self.shares(sequence):
             return self._begin_alone(sequence)
         request, tokens = sequence.request, sequence.tokens
-        following = self._cells.match(request.namespace, tokens[:-1]).following(COMPARED_TOKENS)
+        match = self._cells.match(request.namespace, tokens[:-1])
+        following = match.following(COMPARED_TOKENS)
         leaf = self._cells.begin(request.namespace, tokens)
         if leaf is None:
             return False
         leaf.is_private = request.private
-        gap = Gap.between(following, tokens, leaf.length) if following else Gap(Miss.NEW, leaf.length)
+        if leaf.length < match.length:  # its own sequence id was the only one that could be had
+            gap = Gap(Miss.EVICTED, leaf.length)
+        else:
+            gap = Gap.between(following, tokens, leaf.length) if following else Gap(Miss.NEW, leaf.length)
         if request.private:
             self._blocks.save_all_of(leaf)  # what an earlier request left in it; nothing that comes now
             hits = self._store.find(request.namespace, tokens[:-1])

@@ -20,7 +20,7 @@ _REASONS = {
     Miss.NEW: "nothing like the rest is kept",
     Miss.DIVERGED: "what was computed before goes on differently there",
     Miss.RETOKENISED: "the same text was computed before as other tokens",
-    Miss.HISTORY_CHANGED: "an answer in the history is not the one that was given",
+    Miss.HISTORY_CHANGED: "the history has another answer there than the known one",
     Miss.OTHER_MODEL_OR_SETTINGS: "the rest is kept for another model file, other settings or another build",
     Miss.EVICTED: "the rest had to make room for others",
     Miss.NOT_WORTH_IT: "bringing more back would have taken longer than computing it",

@@ -32,7 +32,8 @@ pytestmark = pytest.mark.model
 
 def test_a_prompt_comes_back_from_disk_in_another_process(home):
     first, second = run(home, LONG), run(home, LONG)
-    assert (first["cached_tokens"], first["cache"]["miss"]) == (0, "new")
+    assert first["cached_tokens"] == 0
+    assert first["cache"]["miss"] in {"new", "not_ready"}, "making the folder may take longer than a request waits"
     assert second["cache"] == {**first["cache"], "disk": second["prompt_tokens"] - 1, "miss": None}
 
 
@@ -50,6 +51,7 @@ def test_why_tells_where_two_prompts_part(home):
 def test_why_tells_that_another_model_has_the_same_prompt(home, tmp_path_factory):
     other = write_tiny_llama(tmp_path_factory.mktemp("models") / "other.gguf", seed=1)
     pinyon(home, "add", other, check=True)
+    run(home, "Hello", "-m", "other")  # makes its folder
     run(home, LONG)
     report = run(home, LONG, "-m", "other")["cache"]
     assert (report["miss"], report["position"], report["advice"]) == ("other_model_or_settings", 0, "")
@@ -59,6 +61,7 @@ def test_why_tells_that_another_model_has_the_same_prompt(home, tmp_path_factory
 
 
 def test_why_tells_what_is_too_short_for_the_disk(home):
+    run(home, "Hello")  # makes the folder
     for text, is_short in (("Hello", True), (LONG, False)):
         assert run(home, text)["cache"]["miss"] == "new"
         shown = pinyon(home, "cache", "why", check=True).stdout.decode()

@@ -748,6 +748,13 @@ def test_a_beginning_whose_window_has_gone_is_not_told_as_another_text(monkeypat
     assert (cached(end), end.cache.miss, end.cache.expected) == ((0, 0, 0), Miss.UNAVAILABLE, "")
 
 
+def test_a_beginning_that_had_to_go_for_its_sequence_id_is_told():
+    made = make_engine(cells=1024, sequence_ids=1)
+    run(made, ask("a", ABC[:150]))
+    end = run(made, ask("b", ABC[:50] + "another end"))
+    assert (cached(end), end.cache.miss, end.cache.position) == ((0, 0, 0), Miss.EVICTED, 0)
+
+
 def test_a_private_request_that_takes_nothing_from_blocks_says_so():
     made = make_engine(cells=1024, store=make_store())
     run(made, ask("a", ABC[:150]))
