@@ -198,3 +198,10 @@ class BlockDisk:
 
 def _name(key: bytes) -> str:
     return f"{key.hex()}{SUFFIX}"
+
+
+def key_of(path: Path) -> bytes | None:
+    """Return the key of the block that a file is for by its name; None if it is for none."""
+    with contextlib.suppress(ValueError):
+        return bytes.fromhex(path.stem) if path.suffix == SUFFIX else None
+    return None

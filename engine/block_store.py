@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 from pinyon.engine.block import BLOCK_TOKENS, Block, Payload
 from pinyon.engine.block_disk import BlockDisk
 from pinyon.engine.block_file import BlockHeader, chain_key, file_bytes
+from pinyon.engine.cache_report import Miss
 from pinyon.engine.prefix_tree import common_length
 from pinyon.engine.tier import Tier
 
@@ -43,11 +44,25 @@ class Hit(NamedTuple):
     def end(self) -> int:
         return self.block.start + self.tokens
 
+    def following(self, limit: int) -> list[int]:
+        """Return up to so many tokens with which the block goes on after those, and the first of what is known to follow."""
+        found, block = [*self.block.tokens[self.tokens :]], self.block
+        while len(found) < limit and block.children:
+            block = block.children[0]
+            found += block.tokens
+        return found[:limit]
+
 
 class BlockStore:
-    """`ram_cap_bytes` covers what waits to be written, too: it stays in RAM until it is."""
+    """`ram_cap_bytes` covers what waits to be written, too: it stays in RAM until it is.
 
-    def __init__(self, ram_cap_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+    While it `awaits_disk`, nobody knows yet what is kept there.
+    """
+
+    def __init__(
+        self, ram_cap_bytes: int, clock: Callable[[], float] = time.monotonic, *, awaits_disk: bool = False
+    ) -> None:
+        self.awaits_disk = awaits_disk
         self._ram = Tier(ram_cap_bytes)
         self._files = Tier(0)
         """Blocks with a file, or with one that is being written: its bytes are counted before they exist."""
@@ -57,6 +72,7 @@ class BlockStore:
         self._unwritten: dict[Block, float] = {}
         """Blocks in RAM that are to get a file, and since when."""
         self._evicted: dict[bytes, None] = {}
+        self._elsewhere: frozenset[bytes] = frozenset()
 
     def root(self, namespace: str) -> Block:
         """Return the beginning of every chain of a namespace."""
@@ -82,9 +98,12 @@ class BlockStore:
     def is_kept(self, block: Block) -> bool:
         return block.parent is None or block in self._ram or block in self._files
 
-    def was_evicted(self, parent: Block, tokens: Sequence[int]) -> bool:
-        """Whether a block of these tokens was kept, and had to make room."""
-        return chain_key(parent.key, tokens) in self._evicted
+    def why_missing(self, parent: Block, tokens: Sequence[int]) -> Miss:
+        """Return why there is no block of these tokens after a whole one."""
+        key = chain_key(parent.key, tokens)
+        if key in self._evicted:
+            return Miss.EVICTED
+        return Miss.OTHER_MODEL_OR_SETTINGS if key in self._elsewhere else Miss.NEW
 
     def add(self, parent: Block, tokens: Sequence[int], payload: Payload, prefill_s: float) -> Block | None:
         """Keep the KV of tokens that follow a whole block; return the block that holds them now.
@@ -125,9 +144,15 @@ class BlockStore:
         if self.is_kept(block):
             self._drop(block)
 
-    def attach(self, disk: BlockDisk, found: Iterable[BlockHeader], cap_bytes: int) -> None:
-        """Use a disk from now on; `found` is what it has already. What does not fit, is superseded or follows on nothing goes."""
+    def attach(
+        self, disk: BlockDisk, found: Iterable[BlockHeader], cap_bytes: int, elsewhere: frozenset[bytes] = frozenset()
+    ) -> None:
+        """Use a disk from now on; `found` is what it has already. What does not fit, is superseded or follows on nothing goes.
+
+        `elsewhere` are the keys of blocks that other models have, or other settings: of the same tokens, of no use here.
+        """
         self._disk = disk
+        self._elsewhere = elsewhere
         self._files.cap_bytes = cap_bytes
         adopted: dict[bytes, Block] = {}
         for header in sorted(found, key=attrgetter("start")):

@@ -1,6 +1,5 @@
 """What an answer says about the cache: how much of its prompt was there, where, and why not more."""
 
-import re
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -8,6 +7,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 SHOWN_TOKENS: Final = 12
+COMPARED_TOKENS: Final = 256
+"""How far two texts that part are looked at."""
 
 
 class Miss(StrEnum):
@@ -15,9 +16,14 @@ class Miss(StrEnum):
 
     NEW = "new"
     DIVERGED = "diverged"
+    RETOKENISED = "retokenised"
+    HISTORY_CHANGED = "history_changed"
+    OTHER_MODEL_OR_SETTINGS = "other_model_or_settings"
     EVICTED = "evicted"
     NOT_WORTH_IT = "not_worth_it"
+    NO_ROOM = "no_room"
     UNREADABLE = "unreadable"
+    NOT_READY = "not_ready"
     DISABLED = "disabled"
     UNAVAILABLE = "unavailable"
 
@@ -32,17 +38,18 @@ class Gap(NamedTuple):
 
     @classmethod
     def between(cls, known: Sequence[int], tokens: Sequence[int], position: int) -> "Gap":
-        """Return the gap before `position` of the tokens, where what was known goes on otherwise."""
-        return cls(
-            Miss.DIVERGED, position, tuple(known[:SHOWN_TOKENS]), tuple(tokens[position : position + SHOWN_TOKENS])
-        )
+        """Return the gap before `position` of the tokens, where `known` is how something known goes on: there is some."""
+        got = tuple(tokens[position : position + COMPARED_TOKENS])
+        if known[0] == got[0]:  # it is known, and cannot be gone on from
+            return cls(Miss.UNAVAILABLE, position)
+        return cls(Miss.DIVERGED, position, tuple(known[:COMPARED_TOKENS]), got)
 
 
 class CacheReport(msgspec.Struct, frozen=True):
     """Tokens of a prompt whose KV was there already: in the context (`resident`), or in blocks in RAM or on disk.
 
-    `miss` says why there are not more; None where only the prompt's last token was computed, which always is. If it diverged
-    at `position`, `expected` is how a known text goes on from there, and `got` how the prompt does. `advice` is for the
+    `miss` says why there are not more; None where only the prompt's last token was computed, which always is. If another
+    text is known from `position` on, `expected` is how it goes on, and `got` how the prompt does. `advice` is for the
     prompt's author.
     """
 
@@ -58,16 +65,3 @@ class CacheReport(msgspec.Struct, frozen=True):
     @property
     def cached(self) -> int:
         return self.resident + self.ram + self.disk
-
-
-_EARLY: Final = 0.5
-"""The part of a prompt in which a difference costs most of the cache."""
-
-
-def advice(prompt_tokens: int, position: int, expected: str, got: str) -> str:
-    """Return what would have let more of a prompt be reused that diverges somewhere, where that is easy."""
-    if position > _EARLY * prompt_tokens:
-        return ""
-    if re.search(r"\d", expected) and re.search(r"\d", got):
-        return "a date, time or number near the start changes with every request: put what changes at the end"
-    return "the start differs from last time: keep instructions, tools and history in the same order and words"

@@ -11,7 +11,7 @@ from pinyon.engine.batch import Batch
 from pinyon.engine.cache_notes import CacheNotes, Note
 from pinyon.engine.config import LONG_TEXT_CHARS
 from pinyon.engine.errors import ContextOverflowError, EngineError, InvalidRequestError
-from pinyon.engine.events import Event, FinishReason, Progress
+from pinyon.engine.events import Event, Finished, FinishReason, Progress
 from pinyon.engine.gate import Constraint
 from pinyon.engine.kv_folder import DiskTier
 from pinyon.engine.native import Candidates, Logits
@@ -160,11 +160,12 @@ class Engine:
         """Do a little of what waits for idle time; return in how many seconds there is more to do, None for nothing."""
         return self._kv.tidy()
 
-    def use_disk(self, tier: DiskTier) -> None:
-        """Keep KV and what belongs to it on disk from now on."""
+    def use_disk(self, tier: DiskTier | None) -> None:
+        """Keep KV and what belongs to it on disk from now on; None where it was expected, and there is none."""
         self._kv.use_disk(tier)
-        self._notes = tier.notes
-        self._past_answers.restore(tier.answers)
+        if tier is not None:
+            self._notes = tier.notes
+            self._past_answers.restore(tier.answers)
 
     def close(self) -> None:
         """Store what was computed; return when it is safe."""
@@ -211,20 +212,20 @@ class Engine:
     def _leave(self, sequence: Sequence, events: list[Event]) -> list[Emitted]:
         """Take out a choice that has finished; the last one finishes its request."""
         self._scheduler.release(sequence)
-        if sequence.request.use_cache and not sequence.request.private:
-            self._remember(sequence)
         answer = self._answers[sequence.request.id]
-        if not answer.open:
+        finished = None if answer.open else answer.finished()
+        if finished is not None:
             del self._answers[sequence.request.id]
-            events = [*events, answer.finished()]
+            events = [*events, finished]
+        if sequence.request.use_cache and not sequence.request.private:
+            self._remember(sequence, finished)
         return self._tag(sequence, events)
 
-    def _remember(self, sequence: Sequence) -> None:
+    def _remember(self, sequence: Sequence, finished: Finished | None) -> None:
         request, prompt_tokens = sequence.request, sequence.prompt_tokens
         spellings = self._past_answers.remember(request.namespace, sequence.tokens, prompt_tokens)
         if self._notes is not None:
-            is_first = sequence.index == 0
-            note = Note(request.id, time.time(), prompt_tokens, sequence.cache_report()) if is_first else None
+            note = None if finished is None else Note(request.id, time.time(), prompt_tokens, finished.cache)
             self._notes.add(spellings, note)
 
     @staticmethod

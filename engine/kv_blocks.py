@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from pinyon.engine.block import BLOCK_TOKENS, Block, Payload
 from pinyon.engine.block_file import BlockDamagedError
 from pinyon.engine.block_store import BlockStore, Hit
-from pinyon.engine.cache_report import Gap, Miss
+from pinyon.engine.cache_report import COMPARED_TOKENS, Gap, Miss
 from pinyon.engine.cost_model import CostModel
 from pinyon.engine.kv_cells import KvCells
 from pinyon.engine.prefix_tree import Leaf
@@ -92,7 +92,7 @@ class KvBlocks:
         if missing:
             self._store.touch(missing[-1].block)
             patience_s = self._costs.prefill_s(missing[-1].end - leaf.length)
-        return Restore(leaf, missing, self._clock() + patience_s, gap=self._gap(hits, namespace, tokens))
+        return Restore(leaf, missing, self._clock() + patience_s, gap=self._gap(leaf, hits, namespace, tokens))
 
     def _usable(self, hits: list[Hit], *, in_part: bool) -> list[Hit]:
         """Leave out a last block of which a part is asked for, also where the window is so narrow that blocks hold their ends' alone."""
@@ -101,14 +101,19 @@ class KvBlocks:
             return hits[:-1]
         return hits
 
-    def _gap(self, hits: Sequence[Hit], namespace: str, tokens: Sequence[int]) -> Gap:
-        """Return why the store has nothing after its hits."""
+    def _gap(self, leaf: Leaf, hits: Sequence[Hit], namespace: str, tokens: Sequence[int]) -> Gap:
+        """Return why the store has nothing after its hits, and after what the leaf holds."""
         last = hits[-1] if hits else Hit(self._store.root(namespace), 0)
-        following = last.block.tokens[last.tokens :] or next((child.tokens for child in last.block.children), ())
-        if following:
-            return Gap.between(following, tokens, last.end)
-        is_evicted = self._store.was_evicted(last.block, tokens[last.end : last.end + BLOCK_TOKENS])
-        return Gap(Miss.EVICTED if is_evicted else Miss.NEW, last.end)
+        whole = last.block if last.tokens == BLOCK_TOKENS else last.block.parent or last.block
+        position = max(leaf.length, last.end)
+        if self._store.awaits_disk:
+            return Gap(Miss.NOT_READY, position)
+        if position < whole.end + BLOCK_TOKENS:
+            miss = self._store.why_missing(whole, tokens[whole.end : whole.end + BLOCK_TOKENS])
+            if miss is not Miss.NEW:
+                return Gap(miss, position)
+        following = last.following(COMPARED_TOKENS)
+        return Gap.between(following, tokens, last.end) if following else Gap(Miss.NEW, last.end)
 
     def _pays(self, leaf: Leaf, hits: Sequence[Hit]) -> bool:
         """Whether the blocks come back sooner than their tokens are computed."""
@@ -128,8 +133,8 @@ class KvBlocks:
             state = self._next_state(restore, WAIT_S if may_wait else 0.0)
             if state is None:
                 return
-            if not self._put_back(restore.leaf, restore.hits[0], state):
-                self._give_up(restore, Miss.UNREADABLE)
+            if (miss := self._put_back(restore.leaf, restore.hits[0], state)) is not None:
+                self._give_up(restore, miss)
                 return
             restore.hits.popleft()
             if is_file:
@@ -151,7 +156,7 @@ class KvBlocks:
             wait([read], wait_s)
             if not read.done():
                 if self._clock() >= restore.patient_until:
-                    self._give_up(restore, Miss.UNREADABLE)
+                    self._give_up(restore, Miss.NOT_WORTH_IT)
                 return None
             try:
                 read = read.result()
@@ -169,21 +174,22 @@ class KvBlocks:
         restore.hits.clear()
         restore.gap = Gap(miss, restore.leaf.length)
 
-    def _put_back(self, leaf: Leaf, hit: Hit, state: Payload) -> bool:
+    def _put_back(self, leaf: Leaf, hit: Hit, state: Payload) -> Miss | None:
+        """Add a block's tokens to a sequence; return why that could not be done."""
         block, start = hit.block, leaf.length
         if not self._cells.make_room(len(block.tokens)):
-            return False
+            return Miss.NO_ROOM
         if not self._memory.import_state(self._scratch, state):
             self._memory.remove_sequence(self._scratch)  # it may have been filled in part
             self._store.lose(block)
-            return False
+            return Miss.UNREADABLE
         for sequence_id in self._cells.ids_of(leaf.sequence_id):
             self._memory.copy_sequence(self._scratch, sequence_id, start, hit.end)
         self._memory.remove_sequence(self._scratch)
         self._cells.grow(leaf, block.tokens[start - block.start : hit.tokens])
         if hit.tokens == BLOCK_TOKENS:
             self._stored[leaf] = block
-        return True
+        return None
 
     def save(self, budget_s: float) -> None:
         """Store blocks that are complete, and the ends of sequences that no request holds, for so long."""

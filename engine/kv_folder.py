@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from pinyon.engine.answer_memory import Spelling
-from pinyon.engine.block_disk import BlockDisk
+from pinyon.engine.block_disk import BlockDisk, key_of
 from pinyon.engine.block_file import MAGIC, BlockHeader
 from pinyon.engine.cache_notes import CacheNotes
 from pinyon.engine.file_system import FileSystem
@@ -35,13 +35,17 @@ class About(msgspec.Struct, frozen=True):
 
 
 class DiskTier(NamedTuple):
-    """The blocks of one root key on disk: those found there, and the room for all; and what else is kept there."""
+    """The blocks of one root key on disk: those found there, and the room for all; and what else is kept there.
+
+    `elsewhere` are the keys of the blocks of all other root keys: those of the same tokens have the same key.
+    """
 
     disk: BlockDisk
     found: list[BlockHeader]
     cap_bytes: int
     notes: CacheNotes
     answers: list[Spelling]
+    elsewhere: frozenset[bytes]
 
 
 def open_tier(folder: Path, model: Path, settings: Sequence[str], cap_bytes: int) -> DiskTier:
@@ -60,7 +64,7 @@ def open_tier(folder: Path, model: Path, settings: Sequence[str], cap_bytes: int
     )
     disk = BlockDisk(own, root, files)
     notes = CacheNotes(own)
-    return DiskTier(disk, [*disk.scan()], own_cap_bytes, notes, notes.answers())
+    return DiskTier(disk, [*disk.scan()], own_cap_bytes, notes, notes.answers(), _keys_elsewhere(folder, own))
 
 
 def read_about(own: Path) -> About:
@@ -93,6 +97,11 @@ def open_root(folder: Path, root: bytes, cap_bytes: int) -> tuple[Path, int]:
         shutil.rmtree(oldest, ignore_errors=True)
         sizes[oldest] = size_bytes(oldest)
     return own, max(0, cap_bytes - sum(sizes.values()))
+
+
+def _keys_elsewhere(folder: Path, own: Path) -> frozenset[bytes]:
+    """Return the keys of the blocks in all subfolders but one, as the files' names tell them."""
+    return frozenset(key for path in folder.glob("*/*") if path.parent != own and (key := key_of(path)) is not None)
 
 
 def size_bytes(folder: Path) -> int:

@@ -100,7 +100,7 @@ def _shared_kv(
         window=window,
         before_drop=lambda leaf: blocks.save_all_of(leaf),  # noqa: PLW0108  there are none yet
     )
-    store, costs = BlockStore(config.kv_ram_cap_bytes), CostModel()
+    store, costs = BlockStore(config.kv_ram_cap_bytes, awaits_disk=config.kv_folder is not None), CostModel()
     blocks = KvBlocks(context, cells, store, costs, scratch=ids - 1)
     return cells, SharedKv(cells, blocks, store, costs, is_divisible=not model.keeps_state_per_sequence)
 

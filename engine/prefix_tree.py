@@ -105,11 +105,15 @@ class Match(NamedTuple):
         """A sequence that holds these tokens, None for no tokens."""
         return next(self.node.leaves(), None) if self.length else None
 
-    def following(self) -> list[int]:
-        """Return tokens with which a known sequence goes on after the matched ones; none where all end, or are private."""
-        if rest := self.node.run[self.length - self.node.start :]:
-            return rest if self.node.is_public else []
-        return next((child.run for child in self.node.children if child.run and child.is_public), [])
+    def following(self, limit: int) -> list[int]:
+        """Return up to so many tokens with which a known sequence goes on after the matched ones; none of a private one."""
+        at = self.length - self.node.start
+        found = self.node.run[at : at + limit] if self.node.is_public else []
+        node: Node | None = self.node
+        while node is not None and len(found) < limit:
+            node = next((child for child in node.children if child.run and child.is_public), None)
+            found += [] if node is None else node.run[: limit - len(found)]
+        return found
 
 
 class PrefixTree:

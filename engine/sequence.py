@@ -4,7 +4,8 @@ import time
 from enum import StrEnum
 from typing import NamedTuple
 
-from pinyon.engine.cache_report import CacheReport, Gap, Miss, advice
+from pinyon.engine.cache_report import SHOWN_TOKENS, CacheReport, Gap, Miss
+from pinyon.engine.divergence import explained
 from pinyon.engine.events import Chunk, Event, FinishReason, PositionLogprobs, Progress
 from pinyon.engine.gate import Constraint, Gate
 from pinyon.engine.kv_blocks import Restore
@@ -26,6 +27,8 @@ class State(StrEnum):
 
 
 _READING = frozenset({State.RESTORE, State.PREFILL})
+_VAGUE = (Miss.NEW, Miss.DIVERGED, Miss.UNAVAILABLE)
+"""What is told only where nothing better is known, the vaguest first."""
 
 
 class ComingPrefix(NamedTuple):
@@ -132,10 +135,13 @@ class Sequence:
         gaps = [gap for gap in (self._gap, None if reused is None else reused.gap) if gap is not None]
         if not gaps or self.cached_tokens >= self.prompt_tokens - 1:
             return CacheReport(self._found_tokens, ram, disk)
-        gap = max(gaps, key=lambda each: (each.position, each.miss is not Miss.NEW, each.miss is not Miss.DIVERGED))
-        expected, got = self._vocab.shown(gap.expected), self._vocab.shown(gap.got)
-        hint = advice(self.prompt_tokens, gap.position, expected, got) if gap.miss is Miss.DIVERGED else ""
-        return CacheReport(self._found_tokens, ram, disk, gap.miss, gap.position, expected, got, hint)
+        gap = max(gaps, key=lambda each: (each.position, *(each.miss is not vague for vague in _VAGUE)))
+        miss, advice = gap.miss, ""
+        if miss is Miss.DIVERGED:
+            prompt = self.tokens[: self.prompt_tokens]
+            miss, advice = explained(prompt, gap, self._vocab, self.request.reasoning)
+        expected, got = (self._vocab.shown(tokens[:SHOWN_TOKENS]) for tokens in (gap.expected, gap.got))
+        return CacheReport(self._found_tokens, ram, disk, miss, gap.position, expected, got, advice)
 
     @property
     def seed(self) -> int:

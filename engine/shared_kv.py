@@ -6,7 +6,7 @@ from typing import Final
 
 from pinyon.engine.batch import Batch
 from pinyon.engine.block_store import BlockStore
-from pinyon.engine.cache_report import Gap, Miss
+from pinyon.engine.cache_report import COMPARED_TOKENS, Gap, Miss
 from pinyon.engine.cost_model import CostModel
 from pinyon.engine.kv_blocks import KvBlocks
 from pinyon.engine.kv_cells import KvCells
@@ -79,15 +79,21 @@ class SharedKv:
         if not self.shares(sequence):
             return self._begin_alone(sequence)
         request, tokens = sequence.request, sequence.tokens
-        following = self._cells.match(request.namespace, tokens[:-1]).following()
+        match = self._cells.match(request.namespace, tokens[:-1])
+        following = match.following(COMPARED_TOKENS)
         leaf = self._cells.begin(request.namespace, tokens)
         if leaf is None:
             return False
         leaf.is_private = request.private
-        gap = Gap.between(following, tokens, leaf.length) if following else Gap(Miss.NEW, leaf.length)
+        if leaf.length < match.length:  # its own sequence id was the only one that could be had
+            gap = Gap(Miss.EVICTED, leaf.length)
+        else:
+            gap = Gap.between(following, tokens, leaf.length) if following else Gap(Miss.NEW, leaf.length)
         if request.private:
             self._blocks.save_all_of(leaf)  # what an earlier request left in it; nothing that comes now
-            sequence.admit(leaf, gap=gap)
+            hits = self._store.find(request.namespace, tokens[:-1])
+            is_stored = bool(hits) and hits[-1].end > leaf.length
+            sequence.admit(leaf, gap=Gap(Miss.DISABLED, leaf.length) if is_stored else gap)
         else:
             sequence.admit(leaf, self._blocks.begin(leaf, request.namespace, tokens), gap)
         return True
@@ -181,8 +187,11 @@ class SharedKv:
         self._store.work()
         return 0.0 if self._blocks.has_unsaved else self._store.next_work_s()
 
-    def use_disk(self, tier: DiskTier) -> None:
-        self._store.attach(tier.disk, tier.found, tier.cap_bytes)
+    def use_disk(self, tier: DiskTier | None) -> None:
+        """Keep blocks on disk from now on; None where that was expected, and cannot be."""
+        self._store.awaits_disk = False
+        if tier is not None:
+            self._store.attach(tier.disk, tier.found, tier.cap_bytes, tier.elsewhere)
 
     def close(self) -> None:
         """Store what the sequences hold, and return when the disk has it."""

@@ -51,7 +51,13 @@ STOP_LIMIT_S: Final = 1.5
 
 Refused: TypeAlias = tuple[GenerateRequest, EngineError]
 """A request with what is wrong with it."""
-Command: TypeAlias = Prepared | Refused | Cancel | DiskTier | None
+
+
+class NoDisk:
+    """The disk cannot be used."""
+
+
+Command: TypeAlias = Prepared | Refused | Cancel | DiskTier | NoDisk | None
 TextWork: TypeAlias = Generate | Tokenize | Detokenize
 
 
@@ -121,6 +127,7 @@ class Worker:
             tier = open_tier(Path(os.fsdecode(folder)), model, settings, self._config.kv_disk_cap_bytes)
         except (OSError, sqlite3.Error, msgspec.DecodeError) as error:
             print(f"no KV is kept on disk: {error}", file=sys.stderr, flush=True)
+            self._commands.put(NoDisk())
         else:
             self._commands.put(tier)
         finally:
@@ -179,6 +186,9 @@ class Worker:
                 return []
             case DiskTier():
                 engine.use_disk(command)
+                return []
+            case NoDisk():
+                engine.use_disk(None)
                 return []
             case Cancel():
                 return self._cancel(engine, command.request_id)

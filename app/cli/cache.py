@@ -10,19 +10,25 @@ import msgspec
 from pinyon.app.errors import UsageError
 from pinyon.app.kv_files import clear, damaged, kept, notes
 from pinyon.app.settings import Folders, load_settings
+from pinyon.engine.block import BLOCK_TOKENS
 from pinyon.engine.cache_report import Miss
 from pinyon.models.disk import printable
 from pinyon.models.store import Store
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
 _REASONS = {
-    Miss.NEW: "nothing like the rest was computed before",
+    Miss.NEW: "nothing like the rest is kept",
     Miss.DIVERGED: "what was computed before goes on differently there",
+    Miss.RETOKENISED: "the same text was computed before as other tokens",
+    Miss.HISTORY_CHANGED: "the history has another answer there than the known one",
+    Miss.OTHER_MODEL_OR_SETTINGS: "the rest is kept for another model file, other settings or another build",
     Miss.EVICTED: "the rest had to make room for others",
     Miss.NOT_WORTH_IT: "bringing more back would have taken longer than computing it",
+    Miss.NO_ROOM: "there was no room in the context to bring the rest back",
     Miss.UNREADABLE: "the rest could not be read back",
-    Miss.DISABLED: "the request asked for no cache",
-    Miss.UNAVAILABLE: "this model's state cannot be divided",
+    Miss.NOT_READY: "it was not known yet what is kept on disk: the model had just been loaded",
+    Miss.DISABLED: "the request asked to stay out of the cache",
+    Miss.UNAVAILABLE: "this model's state cannot be taken up again there",
 }
 
 
@@ -83,7 +89,9 @@ def why(request_id: str | None, as_json: bool) -> None:
     print(f"{report.ram:,} from memory, {report.disk:,} from disk")
     if report.miss is not None:
         print(f"from token {report.position:,} on they were not: {_REASONS[report.miss]}")
-    if report.miss is Miss.DIVERGED:
+    if report.miss is Miss.NEW and note.prompt_tokens < BLOCK_TOKENS:
+        print(f"of a prompt with less than {BLOCK_TOKENS} tokens nothing is kept on disk")
+    if report.got:
         print(f"  known  {report.expected!r}\n  now    {report.got!r}")
     if report.advice:
         print(report.advice)

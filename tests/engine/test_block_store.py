@@ -23,7 +23,8 @@ from pinyon.engine import block_disk, block_file, block_store
 from pinyon.engine.block import BLOCK_TOKENS, Block
 from pinyon.engine.block_disk import REST_S, BlockDisk
 from pinyon.engine.block_file import BlockDamagedError, BlockHeader, file_bytes
-from pinyon.engine.block_store import BUSY_REST_S, POLL_S, TAIL_REST_S, BlockStore
+from pinyon.engine.block_store import BUSY_REST_S, POLL_S, TAIL_REST_S, BlockStore, Hit
+from pinyon.engine.cache_report import Miss
 from pinyon.engine.file_system import FileSystem
 
 ROOT = b"r" * 32
@@ -288,13 +289,38 @@ def test_what_had_to_make_room_is_remembered(make_world):
     world, old, new = make_world(ram_cap=2 * KV_BYTES), prompt(1, 128), prompt(2, 128)
     world.save(old)
     beginning = world.store.root("")
-    assert not world.store.was_evicted(beginning, old[:64])
     world.save(new)
-    assert world.store.was_evicted(beginning, old[:64])
-    assert not world.store.was_evicted(beginning, prompt(3, 64))
+    assert world.store.why_missing(beginning, old[:64]) is Miss.EVICTED
+    assert world.store.why_missing(beginning, prompt(3, 64)) is Miss.NEW
     world.settle()
     world.save(prompt(3, 128))
-    assert not world.store.was_evicted(beginning, new[:64]), "it has a file"
+    assert world.store.why_missing(beginning, new[:64]) is not Miss.EVICTED, "it has a file"
+
+
+def test_what_others_have_of_the_same_tokens_is_known(make_world):
+    world, tokens = make_world(), prompt(1, 128)
+    world.save(tokens)
+    world.settle()
+    keys = frozenset(block_disk.key_of(path) for path in world.folder.iterdir())
+    world.store = store = BlockStore(ROOMY)  # as for another root key
+    beginning = store.root("")
+    assert store.why_missing(beginning, tokens[:64]) is Miss.NEW
+    store.attach(world.disk, (), ROOMY, keys)
+    assert store.why_missing(beginning, tokens[:64]) is Miss.OTHER_MODEL_OR_SETTINGS
+    first = world.save(tokens[:64])
+    assert store.why_missing(first, tokens[64:]) is Miss.OTHER_MODEL_OR_SETTINGS
+    assert store.why_missing(first, prompt(2, 64)) is Miss.NEW
+    assert store.why_missing(store.root("another namespace"), tokens[:64]) is Miss.NEW
+
+
+def test_a_hit_tells_how_what_is_known_goes_on(make_world):
+    world, tokens = make_world(), prompt(1, 150)
+    world.save(tokens)
+    for length in (10, 64, 100, 150):
+        hit = world.store.find("", tokens[:length])[-1]
+        assert hit.following(1000) == tokens[length:]
+        assert hit.following(3) == tokens[length:][:3]
+    assert Hit(world.store.root(""), 0).following(100) == tokens[:100]
 
 
 def test_nothing_follows_a_block_that_has_gone(make_world):

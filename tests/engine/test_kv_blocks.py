@@ -8,6 +8,7 @@ from fakes import make_kv, make_store
 from kv_compare import MOVE_S, PrefixMemory, compare_blocks, compare_kv
 
 from pinyon.engine.block import BLOCK_TOKENS
+from pinyon.engine.cache_report import COMPARED_TOKENS, Gap, Miss
 from pinyon.engine.cost_model import CostModel
 from pinyon.engine.kv_blocks import READ_AHEAD, KvBlocks, Restore
 
@@ -274,6 +275,7 @@ def test_a_block_of_which_a_part_serves_needs_room_for_all_of_it(busy_cells, tok
     leaf, restore = room.begin(TEXT[:10])
     room.restore(restore)
     assert (restore.is_over, leaf.length) == (True, tokens)
+    assert (restore.gap == Gap(Miss.NO_ROOM, 0)) == (tokens == 0)
     assert room.stored == [(0, 64)], "the block is as good as it was"
     room.compute(leaf, TEXT[:10])
 
@@ -287,6 +289,7 @@ def test_a_restore_whose_cells_are_taken_by_others_is_over():
     room.compute(busy, OTHER[:150])
     room.restore(restore)
     assert (restore.is_over, leaf.length, restore.ram_tokens) == (True, 0, 0)
+    assert restore.gap == Gap(Miss.NO_ROOM, 0)
 
 
 def test_what_is_dearer_than_computing_does_not_come_back():
@@ -499,3 +502,76 @@ def test_the_comparison_notices_a_planted_fault(room, faulty):
     room.blocks.__class__ = faulty
     with pytest.raises(AssertionError):
         visit(room)
+
+
+# Why no more comes back
+
+
+def gap_of(room, tokens):
+    leaf, restore = room.begin(tokens)
+    room.cells.drop(leaf)
+    room.blocks.forget(leaf)
+    return restore.gap
+
+
+def test_a_gap_tells_how_the_stored_text_goes_on_past_its_blocks(room):
+    room.ask(TEXT[:300])
+    room.empty()
+    for at in (10, 64, 100, 130):
+        gap = gap_of(room, TEXT[:at] + OTHER[:300])
+        assert gap == Gap(Miss.DIVERGED, at, tuple(TEXT[at:300][:COMPARED_TOKENS]), tuple(OTHER[:COMPARED_TOKENS]))
+
+
+def test_what_had_to_make_room_is_told_before_what_begins_alike():
+    room = Room(make_store(blocks=2))
+    like = [*TEXT[:10], *OTHER[:118]]
+    room.ask(TEXT[:128])
+    room.empty()
+    room.ask(like)
+    room.empty()
+    assert gap_of(room, TEXT[:128]) == Gap(Miss.EVICTED, 10)
+    room.ask(like)
+    assert gap_of(room, TEXT[:128]) == Gap(Miss.EVICTED, 10), "also where the context has as much of it"
+    assert gap_of(room, TEXT[:20] + OTHER[:100]).miss is Miss.DIVERGED
+
+
+def test_what_others_have_is_told_before_what_begins_alike():
+    other = Room()
+    other.ask(TEXT[:200])
+    other.save()
+    blocks = [block for root in other.store._roots.values() for block in root.with_descendants()]
+    disk = FakeDisk()
+    store = make_store(disk=disk)
+    store.attach(disk, (), 1 << 20, frozenset(block.key for block in blocks))
+    room = Room(store)
+    assert gap_of(room, TEXT[:200]) == Gap(Miss.OTHER_MODEL_OR_SETTINGS, 0)
+    assert gap_of(room, OTHER[:200]) == Gap(Miss.NEW, 0)
+    room.ask(TEXT[:10] + OTHER[:100])
+    room.ask(OTHER[:200])
+    room.empty()
+    assert gap_of(room, TEXT[:200]) == Gap(Miss.OTHER_MODEL_OR_SETTINGS, 10)
+    assert gap_of(room, TEXT[:10] + OTHER[:10] + TEXT[:100]).miss is Miss.DIVERGED
+    room.ask(TEXT[:64] + OTHER[:100])
+    room.empty()
+    assert gap_of(room, TEXT[:200]) == Gap(Miss.OTHER_MODEL_OR_SETTINGS, 64)
+    assert gap_of(room, TEXT[:64] + OTHER[:20] + TEXT[:100]).miss is Miss.DIVERGED
+
+
+def test_a_block_that_cannot_be_used_in_part_is_not_told_as_another_text():
+    room = Room(window=10)
+    room.ask(TEXT[:128])
+    room.empty()
+    assert gap_of(room, TEXT[:30] + OTHER[:100]) == Gap(Miss.UNAVAILABLE, 0)
+    assert gap_of(room, TEXT[:94] + OTHER[:100]) == Gap(Miss.UNAVAILABLE, 64)
+    assert gap_of(room, OTHER[:100]).miss is Miss.DIVERGED
+
+
+def test_as_long_as_nobody_knows_what_is_on_disk_that_is_told():
+    room = Room()
+    room.store.awaits_disk = True
+    for tokens in (TEXT[:100], TEXT[:30] + OTHER[:70]):
+        assert gap_of(room, tokens).miss is Miss.NOT_READY
+        room.ask(tokens)
+        room.empty()
+    room.kv.use_disk(None)
+    assert gap_of(room, TEXT[:30] + TEXT[:70]).miss is Miss.DIVERGED

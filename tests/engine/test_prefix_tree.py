@@ -75,7 +75,7 @@ class TreeMachine(RuleBasedStateMachine):
         assert match.length == max((length_in_common(each, tokens) for each in known), default=0)
         assert tokens_of(self.kv_of(match)) == tokens[: match.length]
         assert match.source is None or self.namespaces[match.source] == namespace
-        following = [*tokens[: match.length], *match.following()]
+        following = [*tokens[: match.length], *match.following(1000)]
         assert any(each[: len(following)] == following for each in [*known, []])
 
     @precondition(lambda self: self.kv)
@@ -189,7 +189,20 @@ def test_a_match_tells_how_known_sequences_go_on():
     tree, _ = three_leaves()
     tree.fork(tree.match("", [1, 2]), 3)
     for tokens, following in [([], [1, 2]), ([1, 9], [2]), ([1, 2, 9], [3]), ([1, 2, 4], [5]), ([6], []), ([6, 1], [])]:
-        assert tree.match("", tokens).following() == following
+        assert tree.match("", tokens).following(len(following)) == following
+
+
+def test_it_tells_as_much_of_it_as_is_wanted_past_branches_and_nothing_of_what_is_private():
+    tree, (_, _, alone) = three_leaves()
+    beginning = tree.match("", [])
+    assert [beginning.following(limit) for limit in range(4)] == [[], [1], [1, 2], [1, 2, 3]]
+    assert tree.match("", [6]).following(9) == []
+    longer = grown(tree, 3, [6, 7, 8])
+    assert tree.match("", [6]).following(9) == [7, 8]
+    alone.is_private = True
+    assert tree.match("", [6]).following(9) == [7, 8]
+    longer.is_private = True
+    assert tree.match("", [6]).following(9) == []
 
 
 def test_a_prefix_of_a_leaf_is_shared_with_it():

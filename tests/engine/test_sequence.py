@@ -299,6 +299,8 @@ def test_a_sequence_waits_while_blocks_come_back():
         (Gap(Miss.DIVERGED, 0), Gap(Miss.UNREADABLE, 0), Miss.UNREADABLE),
         (Gap(Miss.DIVERGED, 0), Gap(Miss.NEW, 2), Miss.NEW),
         (Gap(Miss.NEW, 2), Gap(Miss.EVICTED, 1), Miss.NEW),
+        (Gap(Miss.UNAVAILABLE, 0), Gap(Miss.DIVERGED, 0), Miss.UNAVAILABLE),
+        (Gap(Miss.UNAVAILABLE, 0), Gap(Miss.EVICTED, 0), Miss.EVICTED),
     ],
 )
 def test_the_report_tells_what_is_known_of_the_first_token_that_was_computed(resident, stored, told):

@@ -1,16 +1,20 @@
 """Whole engines on the fake memory: what is computed once, what comes back, what is left, and that every answer is what it is cold."""
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 from fake_disk import FakeDisk
 from fakes import (
     BLOCK_BYTES,
     END_OF_TURN,
+    USER_TAG,
     assert_idle,
     hashed,
     make_engine,
     make_store,
     run_to_end,
+    scripted,
     submit,
     text_of,
     tokens_of,
@@ -18,6 +22,7 @@ from fakes import (
 from kv_compare import MOVE_S, ROW_S, compare_blocks, compare_kv
 
 from pinyon.engine import kv_blocks
+from pinyon.engine.answer_memory import AnswerMemory
 from pinyon.engine.block_file import BlockDamagedError
 from pinyon.engine.block_store import BLOCK_TOKENS, TAIL_REST_S
 from pinyon.engine.cache_report import CacheReport, Miss
@@ -25,6 +30,7 @@ from pinyon.engine.cost_model import CostModel
 from pinyon.engine.events import Failed, Finished, FinishReason, Progress
 from pinyon.engine.kv_blocks import KvBlocks
 from pinyon.engine.request import GenerateRequest, SamplingParams, Text
+from pinyon.engine.sequence import Sequence as Choice
 from pinyon.engine.shared_kv import MAX_CREDIT_S, SAVE_SHARE, TIDY_S
 
 GREEDY = SamplingParams(temperature=0)
@@ -526,7 +532,7 @@ def test_a_file_that_does_not_come_is_waited_for_as_long_as_computing_takes(monk
     assert waited == pytest.approx(CostModel().prefill_s(199), abs=0.3)
     events = [event for _, event in run_to_end_of(made)]
     assert text_of(events) == cold(request)
-    assert (cached(events[-1]), events[-1].cache.miss) == ((0, 0, 0), Miss.UNREADABLE)
+    assert (cached(events[-1]), events[-1].cache.miss) == ((0, 0, 0), Miss.NOT_WORTH_IT)
     assert disk.files, "a slow file is not a bad one"
     assert_idle(made)
 
@@ -698,6 +704,75 @@ def test_a_report_says_where_a_prompt_goes_another_way():
         made = make_engine(cells=1024, store=make_store())
         run(made, ask("a", "Today is Monday. " + ABC[:150]))
         made = restarted(made)
+
+
+def conversation(*texts):
+    """Questions and answers by turns, and the heading of the next answer, as a template puts them together."""
+    pieces = []
+    for number, text in enumerate(texts):
+        role = "bot" if number % 2 else "user"
+        pieces += [Text(f"<s>{role}:", special=True), Text(text), Text("<|im_end|>", special=True)]
+    return (*pieces, Text("<s>bot:", special=True))
+
+
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "stored"])
+@pytest.mark.parametrize(
+    ("came_back", "miss"),
+    [
+        ("an answer of some length", None),
+        ("an answer of another length", Miss.HISTORY_CHANGED),
+        ("<tool>", Miss.RETOKENISED),
+    ],
+)
+def test_a_report_tells_how_an_answer_came_back(resident, came_back, miss):
+    answer = [USER_TAG] if miss is Miss.RETOKENISED else [*b"an answer of some length"]
+    made = make_engine(scripted(a=answer, b=b"."), cells=1024, store=make_store())
+    talk = conversation("A question. " * 9)
+    run_to_end(made.engine, GenerateRequest("a", talk, GREEDY))
+    made.engine._past_answers = AnswerMemory(lambda _token: b"", lambda _token: False)  # as after a loss of the notes
+    if not resident:
+        tidied(made)
+        assert made.kv.make_room(1024)
+    talk = conversation("A question. " * 9, came_back, "Another question")
+    end = run_to_end(made.engine, GenerateRequest("b", talk, GREEDY))["b"][-1]
+    assert end.cache.miss is (miss or Miss.NEW)
+    assert bool(end.cache.advice) == (miss is not None)
+    compare_blocks(made.kv)
+
+
+def test_a_beginning_whose_window_has_gone_is_not_told_as_another_text(monkeypatch):
+    made = make_engine(cells=1024, window=10)
+    run(made, ask("a", ABC[:150]))
+    monkeypatch.setattr(made.kv._cells, "_has_window_of", lambda _source, _length: False)
+    end = run(made, ask("b", ABC[:50] + "another end"))
+    assert (cached(end), end.cache.miss, end.cache.expected) == ((0, 0, 0), Miss.UNAVAILABLE, "")
+
+
+def test_a_beginning_that_had_to_go_for_its_sequence_id_is_told():
+    made = make_engine(cells=1024, sequence_ids=1)
+    run(made, ask("a", ABC[:150]))
+    end = run(made, ask("b", ABC[:50] + "another end"))
+    assert (cached(end), end.cache.miss, end.cache.position) == ((0, 0, 0), Miss.EVICTED, 0)
+
+
+def test_a_private_request_that_takes_nothing_from_blocks_says_so():
+    made = make_engine(cells=1024, store=make_store())
+    run(made, ask("a", ABC[:150]))
+    made = restarted(made)
+    end = run(made, ask("c", ABC[:150], private=True))
+    assert (end.cache.miss, end.cache.position) == (Miss.DISABLED, 0)
+    assert run(made, ask("d", "other" * 30, private=True)).cache.miss is not Miss.DISABLED
+
+
+def test_a_report_is_put_together_once(monkeypatch):
+    made, calls = make_engine(cells=1024, store=make_store()), []
+    notes = SimpleNamespace(add=lambda spellings, note: written.append((spellings, note)), close=lambda: None)
+    written = []
+    made.engine._notes = notes
+    monkeypatch.setattr(Choice, "cache_report", lambda self, tell=Choice.cache_report: calls.append(1) or tell(self))
+    *_, end = run_to_end(made.engine, ask("a", ABC[:150], n=3))["a"]
+    assert len(calls) == 1
+    assert [note and note.report for _, note in written] == [None, None, end.cache]
 
 
 def test_an_answer_of_a_finished_request_ends_with_its_report():

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import queue
 import random
 import threading
@@ -10,10 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 from asking import answer, ask, config, end_of, ids_of, text_of
-from fakes import hashed, make_engine, make_store, scripted
+from fakes import hashed, make_engine, make_store, run_to_end, scripted
 from tiny_models import write_tiny_bpe
 
 from pinyon.engine import protocol
+from pinyon.engine.cache_report import Miss
 from pinyon.engine.config import LONG_TEXT_CHARS, EngineConfig
 from pinyon.engine.errors import ContextOverflowError
 from pinyon.engine.events import Chunk, Failed, FailureKind, Finished, FinishReason
@@ -94,6 +96,27 @@ def test_a_worker_that_is_stopped_first_stores_what_it_has(running, monkeypatch)
         pass
     worker.stop()
     assert len(made.kv._store._ram) >= 3
+
+
+@pytest.mark.parametrize("is_usable", [True, False])
+def test_until_the_disk_is_known_or_given_up_reports_say_so(tmp_path, is_usable):
+    worker = Worker(EngineConfig(os.fsencode(tmp_path / "model"), 1), lambda _message: None)
+    (tmp_path / "model").write_bytes(b"weights")
+    if not is_usable:
+        (tmp_path / "kv").write_bytes(b"no folder")
+    made = make_engine(store=make_store())
+    made.kv._store.awaits_disk = True
+
+    def miss(name):
+        *_, end = run_to_end(made.engine, ask(name, name * 9, max_tokens=1))[name]
+        return end.cache.miss
+
+    assert miss("a") is Miss.NOT_READY
+    worker._open_disk(os.fsencode(tmp_path / "kv"), ())
+    worker._take_commands(made.engine, wait_s=0.0)
+    assert miss("b") is Miss.DIVERGED
+    assert (made.engine._notes is not None) == is_usable
+    made.engine.close()
 
 
 def test_a_request_cancelled_before_it_was_prepared_tells_of_each_choice():

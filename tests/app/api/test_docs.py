@@ -12,6 +12,7 @@ from pinyon.app.api.chat import ChatRequest
 from pinyon.app.api.completions import CompletionRequest
 from pinyon.app.api.metrics import Metrics
 from pinyon.app.limits import TABLE
+from pinyon.engine.cache_report import Miss
 
 
 async def document_of(api):
@@ -37,6 +38,11 @@ async def test_the_document_is_openapi_and_its_references_lead_somewhere(api):
         assert reference in schemas
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
+
+
+async def test_the_reasons_of_a_cache_report_are_listed(api):
+    schemas = (await document_of(api))["components"]["schemas"]
+    assert {*schemas["Miss"]["enum"]} == {str(miss) for miss in Miss}
 
 
 @pytest.mark.parametrize(

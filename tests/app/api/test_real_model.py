@@ -12,7 +12,7 @@ import pytest
 from http_asking import CHAT, COMPLETIONS, HI, Api, chat_body, listening, text_body
 from real_server import real_server
 from sse_stream import check_chunks, read_stream
-from tiny_models import CONTEXT, write_tiny_llama
+from tiny_models import CHATML, CONTEXT, FIRST_BYTE, write_tiny_llama
 
 pytestmark = pytest.mark.model
 
@@ -84,6 +84,37 @@ async def test_prompts_come_back_as_they_were_sent(serve, tiny):
     assert (await api.whole(CHAT, chat_body(max_tokens=1))).usage["prompt_tokens"] == chat_tokens
     (listed,) = (await api.get("/v1/models")).json()["data"]
     assert (listed["id"], listed["context_length"], listed["loaded"]) == ("tiny", CONTEXT, True)
+
+
+async def test_a_text_that_comes_back_as_other_tokens_is_told(serve, tiny):
+    """The model is made to answer with spaces as bytes, for which the tokenizer has a token of their own."""
+    api = await serve(tiny)
+    asked = text_body(max_tokens=4, logit_bias={str(FIRST_BYTE + 0x20): 100})
+    first = (await api.whole(COMPLETIONS, asked)).choices[0].text
+    again = await api.post(COMPLETIONS, text_body(prompt=f"{asked['prompt']}{first}more", max_tokens=1))
+    cache = again.json()["pinyon"]["cache"]
+    assert first == " " * 4
+    assert (cache["resident"], cache["miss"], cache["position"]) == (2, "retokenised", 2)
+    assert "other tokens" in cache["advice"]
+
+
+@pytest.mark.parametrize(
+    ("template", "sent", "miss", "advice"),
+    [
+        (CHATML, "AAAA", "new", ""),
+        (CHATML, "ABCD", "history_changed", "the chat template or the client"),
+        (CHATML.replace("assistant\n", "assistant\n<think>\n"), "ABCD", "history_changed", "thoughts are not in"),
+    ],
+    ids=["as it was", "changed", "without thoughts"],
+)
+async def test_an_answer_that_comes_back_changed_is_told(serve, tmp_path, template, sent, miss, advice):
+    api = await serve(write_tiny_llama(tmp_path / "m.gguf", template=template))
+    await api.post(CHAT, chat_body(max_tokens=4, logit_bias={"72": 100}))
+    history = [*HI, {"role": "assistant", "content": sent}, {"role": "user", "content": "Well"}]
+    cache = (await api.post(CHAT, chat_body(messages=history, max_tokens=1))).json()["pinyon"]["cache"]
+    assert cache["resident"] > 0
+    assert cache["miss"] == miss
+    assert advice in cache["advice"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

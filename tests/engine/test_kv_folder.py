@@ -1,0 +1,57 @@
+"""The folder of all blocks: what is there for one root key, and what others have of the same tokens."""
+
+import pytest
+from faulty_files import settle
+
+from pinyon.engine.block import Block
+from pinyon.engine.block_file import chain_key
+from pinyon.engine.kv_folder import open_tier
+
+CAP_BYTES = 1 << 20
+BEGINNING = Block(b"n" * 32, None, 0, ())
+
+
+def block_of(*tokens):
+    return Block(chain_key(BEGINNING.key, tokens), BEGINNING, 0, tokens, 100, 0.5, bytes(100))
+
+
+@pytest.fixture
+def opened(tmp_path):
+    tiers = []
+
+    def open_for(weights, *settings):
+        (tmp_path / "model").write_bytes(weights)
+        tiers.append(open_tier(tmp_path / "kv", tmp_path / "model", settings, CAP_BYTES))
+        return tiers[-1]
+
+    yield open_for
+    for tier in tiers:
+        tier.disk.close()
+        tier.notes.close()
+
+
+def write(tier, *blocks):
+    for block in blocks:
+        tier.disk.write(block)
+    settle(tier.disk)
+
+
+def test_each_root_key_finds_its_own_blocks_and_the_keys_of_the_others(opened):
+    ours, theirs = block_of(1, 2, 3), block_of(4, 5)
+    first = opened(b"weights", "f16")
+    assert (first.found, first.elsewhere) == ([], frozenset())
+    write(first, ours)
+    other_settings = opened(b"weights", "q8_0")
+    assert (other_settings.found, other_settings.elsewhere) == ([], {ours.key})
+    write(other_settings, theirs)
+    assert opened(b"other weights", "f16").elsewhere == {ours.key, theirs.key}
+    again = opened(b"weights", "f16")
+    assert ([header.key for header in again.found], again.elsewhere) == ([ours.key], {theirs.key})
+
+
+def test_files_of_another_kind_are_no_blocks(opened, tmp_path):
+    opened(b"weights")
+    (own,) = (tmp_path / "kv").glob("*/")
+    (own / "no-key.kv").write_bytes(b"x")
+    (own / f"{'ab' * 32}.new").write_bytes(b"x")
+    assert opened(b"other weights").elsewhere == frozenset()
