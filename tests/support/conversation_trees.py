@@ -19,7 +19,7 @@ from kv_bytes import KvWitness
 from pinyon.engine.batch import Batch
 from pinyon.engine.block import BLOCK_TOKENS
 from pinyon.engine.config import EngineConfig
-from pinyon.engine.engine import BatchRunner
+from pinyon.engine.engine import BatchRunner, Prepared
 from pinyon.engine.events import Chunk, Event, Failed, Finished, FinishReason
 from pinyon.engine.kv_folder import open_tier
 from pinyon.engine.loader import LoadedEngine, load_engine
@@ -56,10 +56,14 @@ class Conversation:
 class Asked:
     """A request, and the conversation that it goes on with, if any."""
 
-    request: GenerateRequest
+    prepared: Prepared
     conversation: Conversation | None = None
     question: Prompt = ()
     events: list[Event] = field(default_factory=list)
+
+    @property
+    def request(self) -> GenerateRequest:
+        return self.prepared.request
 
     @property
     def answer(self) -> list[Event]:
@@ -106,7 +110,7 @@ class ConversationTree:
     """Each action is something that users do; after each one, all of the KV in the context is compared.
 
     After each start the context has one of the sizes in `contexts`, the least first; texts are about as long in proportion.
-    `fields` are those of the requests that belong to conversations. `plant` changes an engine before it is asked anything.
+    `fields` are those of the requests by which conversations go on; others ask the same without them. `plant` changes an engine before it is asked anything.
     """
 
     def __init__(
@@ -187,17 +191,16 @@ class ConversationTree:
     def repeat(self) -> None:
         """Ask the same several times at once."""
         first = self._ask_next(self._one())
-        same = [self._ask(first.request.prompt, **self._fields) for _ in range(2)]
+        same = [self._ask(first.request.prompt) for _ in range(2)]
         self._finish(first, *same)
 
     def choices(self) -> None:
-        conversation = self._one()
-        self._finish(self._ask_next(conversation, n=self._random.randint(2, 3)))
+        self._finish(self._ask(self._one().prompt(), n=self._random.randint(2, 3)))
 
     def shorter(self) -> None:
         """Ask a strict prefix of what was asked before."""
         tokens = self._loaded.engine.tokenize(self._one().prompt())
-        self._finish(self._ask((Tokens(tuple(tokens[: self._random.randint(1, len(tokens) - 1)])),), **self._fields))
+        self._finish(self._ask((Tokens(tuple(tokens[: self._random.randint(1, len(tokens) - 1)])),)))
 
     def neighbour(self) -> None:
         """Somebody comes who shares nothing and stays for a while, or goes."""
@@ -253,14 +256,14 @@ class ConversationTree:
             words += f"{self._random.choice(WORDS)} "
         return words
 
-    def _ask_next(self, conversation: Conversation, **fields: object) -> Asked:
+    def _ask_next(self, conversation: Conversation) -> Asked:
         """Ask the next question; a conversation that has become too long begins anew."""
         question = (Text(self._text(self._random.randint(2, self._contexts[0] // 8))),)
         prompt = conversation.prompt(question)
         if len(self._loaded.engine.tokenize(prompt)) > self._contexts[0] * 0.7:
             conversation.turns = [self._random.choice(self._systems)]
             prompt = conversation.prompt(question)
-        return self._ask(prompt, conversation, question, **self._fields, **fields)
+        return self._ask(prompt, conversation, question, **self._fields)
 
     def _ask(
         self, prompt: Prompt, conversation: Conversation | None = None, question: Prompt = (), **fields: object
@@ -268,10 +271,10 @@ class ConversationTree:
         number = next(self._names)
         sampling = SamplingParams(temperature=self._random.choice([0, 0.8]), seed=number)
         fields = {"max_tokens": self._random.randint(1, 10), **fields}
-        asked = Asked(GenerateRequest(f"{number}", prompt, sampling, **fields), conversation, question)
-        self._open[asked.request.id] = asked
         engine = self._loaded.engine
-        self._hear(engine.submit(engine.prepare(asked.request)))
+        prepared = engine.prepare(GenerateRequest(f"{number}", prompt, sampling, **fields))
+        asked = self._open[prepared.request.id] = Asked(prepared, conversation, question)
+        self._hear(engine.submit(prepared))
         self._steps(self._random.randint(0, 2))
         return asked
 
