@@ -5,16 +5,19 @@ All chance comes from a seed, and time is simulated. Only when a file is there d
 """
 
 import io
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 from asking import ids_of, text_of
-from kv_bytes import KvWitness
+from kv_bytes import TIERS, KvWitness
 
 from pinyon.engine.batch import Batch
 from pinyon.engine.block import BLOCK_TOKENS
@@ -324,3 +327,36 @@ ACTIONS: dict[Action, int] = {
     ConversationTree.restart: 2,
 }
 """How often each of them is done."""
+
+
+class Grown(NamedTuple):
+    """What some trees compared, by where it came from, what was done, and what was answered."""
+
+    hits: Counter[str]
+    cells: Counter[str]
+    actions: Counter[str]
+    answered: list[Asked]
+
+    def require(self, hits: int, cells: int) -> None:
+        """Raise AssertionError unless so much of each kind was compared: where nothing is compared, nothing differs."""
+        for tier in TIERS:
+            assert self.hits[tier] >= hits, f"only {self.hits} hits were compared: {hits} of each are wanted"
+            assert self.cells[tier] >= cells, f"only {self.cells} cells were compared: {cells} of each are wanted"
+
+
+def grow(model: Path, folder: Path, trees: int, actions: int, **kwargs: object) -> Grown:
+    """Grow trees of the seeds from 0 on, each with so many actions, and compare their KV."""
+    grown = Grown(Counter(), Counter(), Counter(), [])
+    for seed in range(trees):
+        own, witness = folder / f"{seed}", KvWitness()
+        with closing(ConversationTree(model, own, seed, witness, **kwargs)) as tree:
+            tree.grow(actions)
+        shutil.rmtree(own)
+        grown.hits.update(witness.hits)
+        grown.cells.update(witness.cells)
+        grown.actions.update(tree.actions)
+        grown.answered.extend(tree.answered)
+    print(
+        f"{trees} trees: {dict(grown.hits)} hits with {dict(grown.cells)} cells were compared, in {dict(grown.actions)}"
+    )
+    return grown

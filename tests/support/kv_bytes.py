@@ -18,6 +18,7 @@ from pinyon.engine.native import Logits
 from pinyon.engine.prefix_tree import Leaf
 from pinyon.engine.sequence import Sequence
 
+TIERS = "resident", "RAM", "disk"
 _END = 2**31 - 1
 """Above every position."""
 
@@ -82,7 +83,7 @@ class KvWitness:
             assert sequence.cached_tokens == leaf.length, "not all that is called cached was there, or more"
         self.compare(leaf)
         ram, disk = (0, 0) if restore is None else (restore.ram_tokens, restore.disk_tokens)
-        for tier, cells in ("resident", leaf.length - ram - disk), ("RAM", ram), ("disk", disk):
+        for tier, cells in zip(TIERS, (leaf.length - ram - disk, ram, disk), strict=True):
             self.hits[tier] += cells > 0
             self.cells[tier] += cells
 
