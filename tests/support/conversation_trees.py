@@ -224,6 +224,14 @@ class ConversationTree:
         tokens = round(self._loaded.info.context_tokens * self._random.uniform(0.5, 0.8))
         self._finish(self._ask((Text(self._text(tokens)),), use_cache=False, max_tokens=1))
 
+    def crowd(self) -> None:
+        """Ask for more than the context can hold at once: somebody has to give way, and goes on later."""
+        tokens = self._loaded.info.context_tokens // 4
+        beginnings = [self._random.choice(self._systems) for _ in range(3)]
+        self._finish(
+            *[self._ask((*each, Text(self._text(20))), max_tokens=tokens, ignore_eos=True) for each in beginnings]
+        )
+
     def rest(self) -> None:
         """Do nothing until all is stored."""
         self._finish_all()
@@ -323,6 +331,7 @@ ACTIONS: dict[Action, int] = {
     ConversationTree.shorter: 3,
     ConversationTree.neighbour: 5,
     ConversationTree.press: 2,
+    ConversationTree.crowd: 1,
     ConversationTree.rest: 2,
     ConversationTree.restart: 2,
 }
