@@ -5,6 +5,7 @@ All chance comes from a seed, and time is simulated. Only when a file is there d
 """
 
 import io
+import os
 import shutil
 import time
 from collections import Counter
@@ -32,6 +33,8 @@ from pinyon.engine.request import GenerateRequest, Prompt, SamplingParams, Text,
 WORDS = "the a of stone river bright seven walks under old garden with letter blue and quickly door never sings cloud".split()
 RAM_BLOCKS = 4, 12, 200
 DISK_BLOCKS = 12, 1000
+LONG_TREES = int(os.environ.get("EQUIVALENCE_TREES", "200"))
+"""How many trees a long test grows over a model."""
 MAX_CONVERSATIONS, MAX_NEIGHBOURS = 6, 3
 ROW_S, LOOK_S = 1e-2, 1e-3
 """What computing a row takes, and whatever happens between two looks at the clock."""

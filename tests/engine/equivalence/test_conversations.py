@@ -3,19 +3,16 @@
 Conversations are random, models are real. After each thing that is done, all cells that any sequence holds are compared.
 """
 
-import os
 from contextlib import closing
 
 import pytest
-from conversation_trees import ACTIONS, ConversationTree, grow
+from conversation_trees import ACTIONS, LONG_TREES, ConversationTree, grow
 from kv_bytes import TIERS, KvWitness
 
 from pinyon.engine.block import BLOCK_TOKENS
 
 pytestmark = pytest.mark.model
 
-LONG_TREES = int(os.environ.get("PINYON_TEST_TREES", "200"))
-"""How many trees the long test grows for each model."""
 
 TRAINED = [
     ConversationTree.next_turn,
