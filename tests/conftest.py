@@ -20,11 +20,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> Path:
-    """The starter model, fetched once for all test runs of this user."""
-    entry = catalog.find("smollm2")
-    assert entry is not None
-    return fetch(entry, Path(platformdirs.user_cache_dir("pinyon-tests")), lambda _progress: None)
+def catalogue_model() -> Callable[[str], Path]:
+    """Models of the catalogue by name, each fetched once for all test runs of this user."""
+
+    def fetched(name: str) -> Path:
+        entry = catalog.find(name)
+        assert entry is not None
+        return fetch(entry, Path(platformdirs.user_cache_dir("pinyon-tests")), lambda _progress: None)
+
+    return fetched
+
+
+@pytest.fixture(scope="session")
+def smollm2(catalogue_model: Callable[[str], Path]) -> Path:
+    """The starter model."""
+    return catalogue_model("smollm2")
 
 
 @pytest_asyncio.fixture
