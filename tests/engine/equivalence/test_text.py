@@ -15,9 +15,6 @@ pytestmark = pytest.mark.model
 BY_BITS = {"logprobs": 3}
 """Log probabilities tell what text does not: whether two computations had the same bits."""
 DETERMINISTIC = {**BY_BITS, "deterministic": True}
-is_there = pytest.mark.skipif(
-    "deterministic" not in GenerateRequest.__struct_fields__, reason="there is no such mode yet"
-)
 
 
 def cached_tokens(answered):
@@ -55,7 +52,6 @@ def test_without_the_mode_bits_depend_on_what_was_cached_and_on_neighbours(tiny_
     assert others_computed_afresh(tiny_llama, tmp_path / "afresh", answered), "then nothing could be seen to differ"
 
 
-@is_there
 def test_a_deterministic_answer_is_the_same_cached_or_not(tiny_model, tmp_path):
     answered = grow(tiny_model, tmp_path, trees=4, actions=30, fields=DETERMINISTIC).answered
     cached = cached_tokens(answered)
@@ -64,7 +60,6 @@ def test_a_deterministic_answer_is_the_same_cached_or_not(tiny_model, tmp_path):
     assert others_computed_afresh(tiny_model, tmp_path / "afresh", answered) == []
 
 
-@is_there
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_a_deterministic_answer_is_the_same_wherever_its_kv_comes_from(any_room, temperature):
     sampling = SamplingParams(temperature=temperature, seed=7)
@@ -84,7 +79,6 @@ def test_a_deterministic_answer_is_the_same_wherever_its_kv_comes_from(any_room,
     assert any_room.witness.hits["disk"] == 1
 
 
-@is_there
 @pytest.mark.long
 @pytest.mark.timeout(24 * 3600)
 @pytest.mark.parametrize("name", ["smollm2", "gemma3:270m", "qwen2.5-coder:0.5b", "qwen2.5-coder:1.5b"])
