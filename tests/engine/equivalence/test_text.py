@@ -8,7 +8,7 @@ from watched_room import CONTEXT, OTHER, PROMPT
 
 from pinyon.engine.block import BLOCK_TOKENS
 from pinyon.engine.events import Chunk
-from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
+from pinyon.engine.request import SamplingParams, Tokens
 
 pytestmark = pytest.mark.model
 
