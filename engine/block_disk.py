@@ -28,7 +28,7 @@ REST_S: Final = 60.0
 QUEUE_CAP_BYTES: Final = 64 << 20
 """How much may wait to be written: enough to keep the disk busy during a step."""
 SUFFIX: Final = ".kv"
-_UNFINISHED: Final = ".new"
+UNFINISHED: Final = ".new"
 _READERS: Final = 2
 
 
@@ -72,7 +72,7 @@ class BlockDisk:
         Another thread may do this before anything else is asked for. Raises OSError where the folder cannot be read.
         """
         for path in self._files.paths(self._folder):
-            if path.suffix not in {SUFFIX, _UNFINISHED}:
+            if path.suffix not in {SUFFIX, UNFINISHED}:
                 continue
             try:
                 yield self._checked_header(path)
@@ -187,7 +187,7 @@ class BlockDisk:
             BlockHeader(self._root, block.parent.key, block.start, block.tokens, block.payload_bytes, block.prefill_s)
         )
         path = self._path(block.key)
-        unfinished = path.with_suffix(_UNFINISHED)
+        unfinished = path.with_suffix(UNFINISHED)
         try:
             self._files.write(unfinished, (head, payload, block_file.seal(head, payload)))
             self._files.replace(unfinished, path)

@@ -11,7 +11,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pinyon.engine.block import BLOCK_TOKENS, Payload
@@ -41,7 +41,7 @@ class BlockHeader:
     tokens: tuple[int, ...]
     payload_bytes: int
     prefill_s: float
-    made_at: float = 0.0
+    made_at: float = field(default=0.0, compare=False)
 
     @property
     def key(self) -> bytes:

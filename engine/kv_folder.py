@@ -58,13 +58,16 @@ def open_tier(folder: Path, model: Path, settings: Sequence[str], cap_bytes: int
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     root = root_key(weights_digest(model, folder / "weights", files), settings)
     own, own_cap_bytes = open_root(folder, root, cap_bytes)
-    files.write(
-        own / _ABOUT, (msgspec.json.encode(About(os.fsencode(model).decode("utf-8", "replace"), tuple(settings))),)
-    )
+    files.write(own / _ABOUT, (msgspec.json.encode(About(model_text(model), tuple(settings))),))
     disk = BlockDisk(own, root, files)
     notes, found = CacheNotes(own), [*disk.scan()]
     noted = notes.noted(header.key for header in found)
     return DiskTier(disk, found, own_cap_bytes, notes, notes.answers(), noted)
+
+
+def model_text(model: Path) -> str:
+    """Return a model's path as `About` has it."""
+    return os.fsencode(model).decode("utf-8", "replace")
 
 
 def read_about(own: Path) -> About:
