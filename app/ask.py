@@ -57,7 +57,8 @@ def new_id() -> str:
 class Ask(msgspec.Struct, frozen=True):
     """What is wanted: `n` answers to one prompt. `max_tokens` None means until the context ends.
 
-    `logprobs`, `use_cache`, `private` and `deterministic` are as in the engine's request; None is what the settings say. `id` names the request from here to the engine.
+    `logprobs`, `use_cache`, `private`, `deterministic`, `namespace` and `conversation` are as in the engine's request;
+    `deterministic` None is what the settings say. `id` names the request from here to the engine.
     """
 
     prompt: Prompt
@@ -70,4 +71,6 @@ class Ask(msgspec.Struct, frozen=True):
     use_cache: bool = True
     private: bool = False
     deterministic: bool | None = None
+    namespace: str = ""
+    conversation: str | None = None
     id: str = msgspec.field(default_factory=new_id)

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import psutil
-from filelock import FileLock, Timeout
 
+from pinyon.app.errors import FolderInUseError
+from pinyon.app.kv_files import held
 from pinyon.app.settings import Folders, Settings
-from pinyon.models.disk import private_folder
+from pinyon.models.disk import printable, private_folder
 
 MIB: Final = 1 << 20
 MAX_DISK_BYTES: Final = 10 << 30
@@ -40,7 +41,7 @@ def kv_budget(folders: Folders, settings: Settings) -> KvBudget:
     except _NoDiskError as error:
         return KvBudget(ram_cap_bytes, why_no_disk=str(error))
     except OSError as error:
-        return KvBudget(ram_cap_bytes, why_no_disk=f"{folders.kv}: {error.strerror}")
+        return KvBudget(ram_cap_bytes, why_no_disk=f"{printable(folders.kv)} cannot be used: {error.strerror}")
 
 
 def _disk_cap_bytes(folder: Path, asked_mib: int | None) -> int:
@@ -50,9 +51,9 @@ def _disk_cap_bytes(folder: Path, asked_mib: int | None) -> int:
         return asked_mib * MIB
     usage = psutil.disk_usage(str(folder))
     if usage.free < usage.total * FULL_SHARE:
-        raise _NoDiskError(f"the disk of {folder} is nearly full: {usage.free // MIB:,} MiB are free")
+        raise _NoDiskError(f"the disk of {printable(folder)} is nearly full: {usage.free // MIB:,} MiB are free")
     if _is_removable(folder):
-        raise _NoDiskError(f"{folder} is on a removable disk")
+        raise _NoDiskError(f"{printable(folder)} is on a removable disk")
     return min(MAX_DISK_BYTES, int(usage.free * DISK_SHARE))
 
 
@@ -60,24 +61,27 @@ class KvClaim:
     """The right to use the folder of KV: one process at a time has it."""
 
     def __init__(self) -> None:
-        self._lock: FileLock | None = None
+        self._held = contextlib.ExitStack()
+        self.is_held = False
 
     def claimed(self, budget: KvBudget) -> KvBudget:
-        """Return the budget, without its folder if another process uses that."""
-        if budget.folder is None or self._lock is not None:
+        """Return the budget, without its folder if another process uses that, or it cannot be locked."""
+        if budget.folder is None or self.is_held:
             return budget
-        lock = FileLock(budget.folder / "lock", mode=0o600)
         try:
-            lock.acquire(timeout=0)
-        except (Timeout, OSError):
-            return KvBudget(budget.ram_cap_bytes, why_no_disk=f"another process uses {budget.folder}")
-        self._lock = lock
+            self._held.enter_context(held(budget.folder))
+        except FolderInUseError as error:
+            return KvBudget(budget.ram_cap_bytes, why_no_disk=str(error))
+        except OSError as error:
+            return KvBudget(
+                budget.ram_cap_bytes, why_no_disk=f"{printable(budget.folder)} cannot be locked: {error.strerror}"
+            )
+        self.is_held = True
         return budget
 
     def release(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self._held.close()
+        self.is_held = False
 
 
 class _NoDiskError(Exception):

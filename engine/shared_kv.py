@@ -2,15 +2,18 @@
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Final
 
 from pinyon.engine.batch import Batch
-from pinyon.engine.block_store import BlockStore
+from pinyon.engine.block_store import BlockStore, Noted, Removed
 from pinyon.engine.cache_report import COMPARED_TOKENS, Gap, Miss
 from pinyon.engine.cost_model import CostModel
 from pinyon.engine.kv_blocks import KvBlocks
 from pinyon.engine.kv_cells import KvCells
 from pinyon.engine.kv_folder import DiskTier
+from pinyon.engine.prefix_tree import Leaf
+from pinyon.engine.request import without_traces
 from pinyon.engine.sequence import Sequence as Choice
 from pinyon.engine.sequence import State
 
@@ -84,7 +87,6 @@ class SharedKv:
         leaf = self._cells.begin(request.namespace, tokens)
         if leaf is None:
             return False
-        leaf.is_private = request.private
         if leaf.length < match.length:  # its own sequence id was the only one that could be had
             gap = Gap(Miss.EVICTED, leaf.length)
         else:
@@ -93,9 +95,10 @@ class SharedKv:
             self._blocks.save_all_of(leaf)  # what an earlier request left in it; nothing that comes now
             hits = self._store.find(request.namespace, tokens[:-1])
             is_stored = bool(hits) and hits[-1].end > leaf.length
-            sequence.admit(leaf, gap=Gap(Miss.DISABLED, leaf.length) if is_stored else gap)
-        else:
-            sequence.admit(leaf, self._blocks.begin(leaf, request.namespace, tokens), gap)
+            gap = Gap(Miss.DISABLED, leaf.length) if is_stored else gap
+        leaf.is_private, leaf.conversation = request.private, request.conversation
+        restore = None if request.private else self._blocks.begin(leaf, request.namespace, tokens)
+        sequence.admit(leaf, restore, gap)
         return True
 
     def _begin_deterministic(self, sequence: Choice) -> bool:
@@ -104,6 +107,7 @@ class SharedKv:
         self._cells.empty()
         leaf = self._cells.begin(_ALONE, ())
         assert leaf is not None, "every sequence id is free"
+        leaf.conversation = request.conversation
         if request.use_cache and not request.private and self._is_divisible:
             namespace = request.namespace + _CANONICAL
             sequence.admit(leaf, self._blocks.begin(leaf, namespace, sequence.tokens, in_part=False))
@@ -149,7 +153,7 @@ class SharedKv:
         """Keep what a sequence leaves behind, as long as there is room."""
         assert sequence.leaf is not None, "it was admitted"
         if self.shares(sequence):
-            sequence.leaf.idle_since = self._computed_s
+            sequence.leaf.idle_since, sequence.leaf.used_at = self._computed_s, time.time()
             self._cells.rest(sequence.leaf)
         else:
             self._blocks.save_all_of(sequence.leaf)
@@ -160,6 +164,38 @@ class SharedKv:
         assert sequence.leaf is not None, "it was admitted"
         self._blocks.forget(sequence.leaf)
         self._cells.drop(sequence.leaf)
+
+    def leave_no_trace(self, sequence: Choice) -> None:
+        """Have a sequence that goes on store nothing more, and give up at its end what it holds."""
+        sequence.request = without_traces(sequence.request)
+        if sequence.restore is not None:
+            sequence.restore.hits.clear()
+        if sequence.leaf is not None:
+            self._blocks.forget(sequence.leaf)
+            sequence.leaf.is_private, sequence.leaf.conversation = True, None
+
+    def forget(self, conversation: str) -> Removed:
+        """Forget what only this conversation left; those of its sequences that go on `leave_no_trace`."""
+        self._drop_idle(lambda leaf: leaf.conversation == conversation)
+        return self._store.forget(conversation)
+
+    def forget_before(self, time_s: float) -> Removed:
+        """Forget what was left before a time (seconds since 1970)."""
+        self._drop_idle(lambda leaf: leaf.used_at < time_s)
+        return self._store.forget_before(time_s)
+
+    def _drop_idle(self, is_chosen: Callable[[Leaf], bool]) -> None:
+        for leaf in filter(is_chosen, self._cells.idle()):
+            self._blocks.forget(leaf)
+            self._cells.drop(leaf)
+
+    def forgotten(self) -> Future[None]:
+        """Return what is done when the files of what was forgotten have gone. It raises OSError if one cannot be deleted."""
+        return self._store.settled()
+
+    def take_noted(self) -> Noted:
+        """Return which blocks of which conversations were stored or used since the last call."""
+        return self._store.take_noted()
 
     def save(self) -> None:
         """Store blocks as far as the steps so far have paid for it, and let go what has cost more than it is worth."""
@@ -191,7 +227,7 @@ class SharedKv:
         """Keep blocks on disk from now on; None where that was expected, and cannot be."""
         self._store.awaits_disk = False
         if tier is not None:
-            self._store.attach(tier.disk, tier.found, tier.cap_bytes, tier.elsewhere)
+            self._store.attach(tier.disk, tier.found, tier.cap_bytes, tier.noted, tier.elsewhere)
 
     def close(self) -> None:
         """Store what the sequences hold, and return when the disk has it."""

@@ -305,7 +305,7 @@ def test_what_others_have_of_the_same_tokens_is_known(make_world):
     world.store = store = BlockStore(ROOMY)  # as for another root key
     beginning = store.root("")
     assert store.why_missing(beginning, tokens[:64]) is Miss.NEW
-    store.attach(world.disk, (), ROOMY, keys)
+    store.attach(world.disk, (), ROOMY, elsewhere=keys)
     assert store.why_missing(beginning, tokens[:64]) is Miss.OTHER_MODEL_OR_SETTINGS
     first = world.save(tokens[:64])
     assert store.why_missing(first, tokens[64:]) is Miss.OTHER_MODEL_OR_SETTINGS

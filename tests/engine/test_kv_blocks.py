@@ -542,7 +542,7 @@ def test_what_others_have_is_told_before_what_begins_alike():
     blocks = [block for root in other.store._roots.values() for block in root.with_descendants()]
     disk = FakeDisk()
     store = make_store(disk=disk)
-    store.attach(disk, (), 1 << 20, frozenset(block.key for block in blocks))
+    store.attach(disk, (), 1 << 20, elsewhere=frozenset(block.key for block in blocks))
     room = Room(store)
     assert gap_of(room, TEXT[:200]) == Gap(Miss.OTHER_MODEL_OR_SETTINGS, 0)
     assert gap_of(room, OTHER[:200]) == Gap(Miss.NEW, 0)

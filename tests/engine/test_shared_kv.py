@@ -766,13 +766,13 @@ def test_a_private_request_that_takes_nothing_from_blocks_says_so():
 
 def test_a_report_is_put_together_once(monkeypatch):
     made, calls = make_engine(cells=1024, store=make_store()), []
-    notes = SimpleNamespace(add=lambda spellings, note: written.append((spellings, note)), close=lambda: None)
     written = []
+    notes = SimpleNamespace(add=lambda *added: written.append(added), add_noted=lambda _noted: None)
     made.engine._notes = notes
     monkeypatch.setattr(Choice, "cache_report", lambda self, tell=Choice.cache_report: calls.append(1) or tell(self))
     *_, end = run_to_end(made.engine, ask("a", ABC[:150], n=3))["a"]
     assert len(calls) == 1
-    assert [note and note.report for _, note in written] == [None, None, end.cache]
+    assert [note and note.report for _, note, _ in written] == [None, None, end.cache]
 
 
 def test_an_answer_of_a_finished_request_ends_with_its_report():
