@@ -57,7 +57,7 @@ def new_id() -> str:
 class Ask(msgspec.Struct, frozen=True):
     """What is wanted: `n` answers to one prompt. `max_tokens` None means until the context ends.
 
-    `logprobs`, `use_cache` and `private` are as in the engine's request. `id` names the request from here to the engine.
+    `logprobs`, `use_cache`, `private`, `namespace` and `conversation` are as in the engine's request. `id` names the request from here to the engine.
     """
 
     prompt: Prompt
@@ -69,4 +69,6 @@ class Ask(msgspec.Struct, frozen=True):
     grammar: Grammar | None = None
     use_cache: bool = True
     private: bool = False
+    namespace: str = ""
+    conversation: str | None = None
     id: str = msgspec.field(default_factory=new_id)

@@ -7,6 +7,7 @@ AppError
 ├── BusyError               a request was not accepted, and may be sent again later
 │   ├── QueueFullError
 │   └── ShuttingDownError
+├── FolderInUseError        another process uses the folder of KV
 ├── ServerError             about the running server: it cannot start, or cannot be reached
 └── GenerationFailedError   a request ended in Failed; carries the event's kind
 """
@@ -39,6 +40,10 @@ class QueueFullError(BusyError):
 
 
 class ShuttingDownError(BusyError):
+    pass
+
+
+class FolderInUseError(AppError):
     pass
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import psutil
-from filelock import FileLock, Timeout
 
+from pinyon.app.errors import FolderInUseError
+from pinyon.app.kv_files import held
 from pinyon.app.settings import Folders, Settings
 from pinyon.models.disk import private_folder
 
@@ -40,7 +41,7 @@ def kv_budget(folders: Folders, settings: Settings) -> KvBudget:
     except _NoDiskError as error:
         return KvBudget(ram_cap_bytes, why_no_disk=str(error))
     except OSError as error:
-        return KvBudget(ram_cap_bytes, why_no_disk=f"{folders.kv}: {error.strerror}")
+        return KvBudget(ram_cap_bytes, why_no_disk=f"{folders.kv} cannot be used: {error.strerror}")
 
 
 def _disk_cap_bytes(folder: Path, asked_mib: int | None) -> int:
@@ -60,24 +61,25 @@ class KvClaim:
     """The right to use the folder of KV: one process at a time has it."""
 
     def __init__(self) -> None:
-        self._lock: FileLock | None = None
+        self._held = contextlib.ExitStack()
+        self.is_held = False
 
     def claimed(self, budget: KvBudget) -> KvBudget:
-        """Return the budget, without its folder if another process uses that."""
-        if budget.folder is None or self._lock is not None:
+        """Return the budget, without its folder if another process uses that, or it cannot be locked."""
+        if budget.folder is None or self.is_held:
             return budget
-        lock = FileLock(budget.folder / "lock", mode=0o600)
         try:
-            lock.acquire(timeout=0)
-        except (Timeout, OSError):
-            return KvBudget(budget.ram_cap_bytes, why_no_disk=f"another process uses {budget.folder}")
-        self._lock = lock
+            self._held.enter_context(held(budget.folder))
+        except FolderInUseError as error:
+            return KvBudget(budget.ram_cap_bytes, why_no_disk=str(error))
+        except OSError as error:
+            return KvBudget(budget.ram_cap_bytes, why_no_disk=f"{budget.folder} cannot be locked: {error.strerror}")
+        self.is_held = True
         return budget
 
     def release(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self._held.close()
+        self.is_held = False
 
 
 class _NoDiskError(Exception):

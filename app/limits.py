@@ -14,6 +14,7 @@ HEADER_BYTES: Final = 32 << 10
 """Request line and headers together."""
 MAX_HEADERS: Final = 200
 
+MAX_CLIENT_TOKENS: Final = 256
 MAX_CONNECTIONS: Final = 512
 MAX_QUEUED: Final = 128
 RECEIVE_S: Final = 15.0
@@ -59,6 +60,7 @@ _CLOSED = "the connection is closed"
 TABLE: Final = (
     Limit("body of a request", _size(BODY_BYTES), f"413, and {_CLOSED}"),
     Limit("request line and headers", f"{_size(HEADER_BYTES)}, {MAX_HEADERS:,} headers", f"431, and {_CLOSED}"),
+    Limit("tokens in --token-file", f"{MAX_CLIENT_TOKENS:,}", "the server does not start"),
     Limit("open connections", f"{MAX_CONNECTIONS:,}", f"503 with Retry-After: {RETRY_AFTER_S}, and {_CLOSED}"),
     Limit(
         "answers computed or waiting at once, each choice of n counted",

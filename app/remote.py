@@ -17,6 +17,7 @@ from pinyon.app.ask import Ask
 from pinyon.app.errors import BusyError, ServerError
 from pinyon.app.running import KEY_HEADER, ServerFile, key, proof, read_server
 from pinyon.app.settings import Folders
+from pinyon.engine.block_store import Removed
 from pinyon.engine.errors import DoesNotFitError, EngineError, ProtocolError
 from pinyon.engine.events import Event, Failed, FailureKind, Finished
 from pinyon.engine.protocol import FrameBuffer, Loading
@@ -28,6 +29,8 @@ PROOF_S: Final = 1.0
 """How long a server may take to prove itself; past that a command does without it."""
 SHORT_S: Final = 5.0
 """How long it may take over what needs no model."""
+CLEAR_S: Final = 60.0
+"""How long it may take to delete what is cached, on a disk that may be slow."""
 MAX_ANSWER_BYTES: Final = 64 << 10
 
 
@@ -91,13 +94,25 @@ class RemoteService:
 
     async def status(self) -> wire.Status:
         """Return what the server is doing. Raises ServerError."""
+        async with self._answer("GET", "/pinyon/status", limit_s=SHORT_S) as body:
+            return msgspec.json.decode(body, type=wire.Status)
+
+    async def clear(self, path: Path | None, older_than_s: float) -> Removed:
+        """Have forgotten what is cached of the model at a path, None for all, and is older. Raises ServerError."""
+        wanted = wire.Clear(None if path is None else os.fsencode(path), older_than_s)
+        async with self._answer("POST", "/pinyon/clear", wire.encode(wanted), limit_s=CLEAR_S) as body:
+            return msgspec.json.decode(body, type=Removed)
+
+    @contextlib.asynccontextmanager
+    async def _answer(self, method: str, route: str, body: bytes = b"", *, limit_s: float) -> AsyncIterator[bytes]:
+        """Yield a whole answer; its bytes may turn out to be none of ours. Raises ServerError."""
         try:
             async with (
-                asyncio.timeout(SHORT_S),
-                _exchange("GET", f"{self.url}/pinyon/status", headers=self._headers) as reply,
+                asyncio.timeout(limit_s),
+                _exchange(method, f"{self.url}{route}", body, self._headers) as reply,
             ):
                 await _require_ok(reply)
-                return msgspec.json.decode(await _read(reply), type=wire.Status)
+                yield await _read(reply)
         except (TimeoutError, httpx.HTTPError, msgspec.DecodeError) as error:
             raise self._gone(error) from error
 
@@ -191,6 +206,7 @@ class RemoteModel:
         self.name = loaded.name
         self.context_tokens = loaded.context_tokens
         self.threads = loaded.threads
+        self.why_no_disk = loaded.why_no_disk
 
     async def generate(self, ask: Ask) -> AsyncGenerator[Event]:
         """As Model.generate. Raises BusyError too, and ServerError."""

@@ -10,13 +10,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from pinyon.app import kv_files
 from pinyon.app.ask import Ask, Chat, Prompt, RawText, RawTokens
 from pinyon.app.errors import ModelSlotError
 from pinyon.app.kv_budget import KvBudget, KvClaim, kv_budget
 from pinyon.app.settings import Folders, Settings
+from pinyon.engine.block_store import Removed
 from pinyon.engine.client import EngineClient, EngineState
 from pinyon.engine.config import EngineConfig, EngineInfo
-from pinyon.engine.errors import ContextOverflowError, EngineError, EngineStartError, ModelQuarantinedError
+from pinyon.engine.errors import (
+    ContextOverflowError,
+    EngineCrashedError,
+    EngineError,
+    EngineStartError,
+    ModelLoadError,
+    ModelQuarantinedError,
+)
 from pinyon.engine.events import Event
 from pinyon.engine.grammar_check import GrammarChecker
 from pinyon.engine.request import GenerateRequest, Reasoning, Text, Tokens
@@ -41,6 +50,9 @@ class Model(Protocol):
     def context_tokens(self) -> int: ...
     @property
     def threads(self) -> int: ...
+    @property
+    def why_no_disk(self) -> str:
+        """Why no KV is kept on disk; empty where it is."""
 
     def generate(self, ask: Ask) -> AsyncGenerator[Event]:
         """Yield the events of an ask; the last one is Finished or Failed. Closing the iterator early cancels it.
@@ -57,9 +69,16 @@ class LoadedModel:
     """A model whose engine this process runs."""
 
     def __init__(
-        self, record: Record, engine: EngineClient, info: EngineInfo, sandbox: TemplateSandbox, grammars: GrammarChecker
+        self,
+        record: Record,
+        engine: EngineClient,
+        info: EngineInfo,
+        sandbox: TemplateSandbox,
+        grammars: GrammarChecker,
+        why_no_disk: str = "",
     ) -> None:
         self.record = record
+        self._why_no_disk = why_no_disk
         self.info = info
         self._engine = engine
         self._sandbox = sandbox
@@ -83,6 +102,11 @@ class LoadedModel:
     @property
     def threads(self) -> int:
         return self.info.threads
+
+    @property
+    def why_no_disk(self) -> str:
+        """As Model.why_no_disk."""
+        return self._why_no_disk or self._engine.why_no_disk
 
     async def generate(self, ask: Ask) -> AsyncGenerator[Event]:
         """As Model.generate."""
@@ -131,6 +155,8 @@ class LoadedModel:
             reasoning=reasoning,
             use_cache=ask.use_cache,
             private=ask.private,
+            namespace=ask.namespace,
+            conversation=ask.conversation,
         )
 
     async def _pieces(self, prompt: Prompt) -> tuple[Text | Tokens, ...]:
@@ -241,6 +267,39 @@ class Service:
         finally:
             slot.listeners.discard(listener)
 
+    @property
+    def why_no_disk(self) -> str:
+        """Why no KV is kept on disk; empty where it is."""
+        return self._kv.why_no_disk if self._loaded is None else self._loaded.why_no_disk
+
+    async def forget(self, conversation: str) -> Removed:
+        """Forget what only this conversation left in the cache, of whatever model.
+
+        Raises:
+            EngineError, OSError, sqlite3.Error: not all of it could be deleted; it can be tried again.
+            FolderInUseError: another process uses the folder.
+        """
+        removed = await self._forgotten_by_engine(conversation, 0.0)
+
+        def delete() -> Removed:
+            with contextlib.nullcontext() if self._claim.is_held else kv_files.held(self._folders.kv):
+                return kv_files.forget(self._folders.kv, conversation)
+
+        return removed + await asyncio.to_thread(delete)
+
+    async def clear(self, model: Path | None, before_s: float) -> Removed:
+        """Forget what was cached before a time (seconds since 1970), of one model or of all. Raises EngineError, OSError."""
+        removed = Removed()
+        if self._slot is not None and model in {None, self._slot.record.path}:
+            removed = await self._forgotten_by_engine(None, before_s)
+        return removed + await asyncio.to_thread(kv_files.clear, self._folders.kv, model, before_s)
+
+    async def _forgotten_by_engine(self, conversation: str | None, before_s: float) -> Removed:
+        with contextlib.suppress(EngineCrashedError, ModelLoadError):  # then it holds nothing any more
+            if self._slot is not None:
+                return await self._slot.engine.forget(conversation, before_s)
+        return Removed()
+
     async def _load(self, slot: _Slot) -> LoadedModel:
         """Load what a slot is for, whoever still waits for it; a load that fails gives the place back."""
         warm_up = asyncio.create_task(self._sandbox.start())
@@ -255,7 +314,7 @@ class Service:
         finally:
             with contextlib.suppress(Exception):  # a sandbox that cannot start is reported by the first render
                 await warm_up
-        self._loaded = LoadedModel(slot.record, slot.engine, info, self._sandbox, self._grammars)
+        self._loaded = LoadedModel(slot.record, slot.engine, info, self._sandbox, self._grammars, self._kv.why_no_disk)
         return self._loaded
 
     def _slot_for(self, record: Record, config: EngineConfig) -> _Slot:

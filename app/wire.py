@@ -49,7 +49,10 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """What a server is doing, and for how many seconds it has been there. The model's three are None until one is loaded."""
+    """What a server is doing, and for how many seconds it has been there. The model's three are None until one is loaded.
+
+    `why_no_disk` says why no KV is kept on disk; empty where it is.
+    """
 
     pid: int
     version: str
@@ -61,6 +64,7 @@ class Status(msgspec.Struct, frozen=True):
     running: int
     waiting: int
     is_draining: bool
+    why_no_disk: str
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -81,11 +85,19 @@ class Cancel(msgspec.Struct, frozen=True):
     ask_id: str
 
 
+class Clear(msgspec.Struct, frozen=True):
+    """Forget what is cached of the model at a path, None for all, and older than so many seconds."""
+
+    path: bytes | None
+    older_than_s: float
+
+
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
     path: bytes
     name: str
     context_tokens: int
     threads: int
+    why_no_disk: str
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -106,11 +118,11 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 FromServer: TypeAlias = Loading | Loaded | Refused | Event
 
-_Body = TypeVar("_Body", Load, Generate, Cancel)
+_Body = TypeVar("_Body", Load, Generate, Cancel, Clear)
 _from_server: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)
 
 
-def encode(message: Load | Generate | Cancel | FromServer) -> bytes:
+def encode(message: Load | Generate | Cancel | Clear | FromServer) -> bytes:
     """Return one frame. Raises InvalidRequestError as engine.protocol.encode_frame does."""
     return encode_frame(message)
 

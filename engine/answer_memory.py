@@ -5,7 +5,8 @@ whole: an answer is remembered with all that its last control token was followed
 """
 
 import hashlib
-from collections import OrderedDict
+import time
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Final, NamedTuple
@@ -17,10 +18,11 @@ _KEY_BYTES: Final = 16
 
 
 class Spelling(NamedTuple):
-    """The key of a text, and the tokens that it had."""
+    """The key of a text, the tokens that it had, and when, in seconds since 1970."""
 
     key: bytes
     tokens: tuple[int, ...]
+    time_s: float
 
 
 class AnswerMemory:
@@ -29,9 +31,12 @@ class AnswerMemory:
     def __init__(self, bytes_of: Callable[[int], bytes], is_control: Callable[[int], bool]) -> None:
         self._bytes_of = bytes_of
         self._is_control = is_control
-        self._answers: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
+        self._answers: OrderedDict[bytes, Spelling] = OrderedDict()
+        self._conversations: defaultdict[bytes, set[str]] = defaultdict(set)
 
-    def remember(self, namespace: str, tokens: Sequence[int], prompt_tokens: int) -> list[Spelling]:
+    def remember(
+        self, namespace: str, tokens: Sequence[int], prompt_tokens: int, conversation: str | None = None
+    ) -> list[Spelling]:
         """Remember the answer that follows the prompt in `tokens`, and return that; also without the white space at its end,
         which templates cut off. What goes on with a text of the prompt is no answer.
         """
@@ -43,22 +48,44 @@ class AnswerMemory:
         text = b"".join(pieces)
         while pieces and not pieces[-1].strip():
             pieces.pop()
-        spellings = [Spelling(_key(namespace, text), span)]
+        now = time.time()
+        spellings = [Spelling(_key(namespace, text), span, now)]
         if len(pieces) < len(span) and b"".join(pieces) == text.rstrip():
-            spellings.append(Spelling(_key(namespace, text.rstrip()), span[: len(pieces)]))
-        self.restore(spellings)
+            spellings.append(Spelling(_key(namespace, text.rstrip()), span[: len(pieces)], now))
+        self.restore(spellings, [(conversation, each.key) for each in spellings] if conversation is not None else ())
         return spellings
 
     def find(self, namespace: str, text: bytes) -> tuple[int, ...] | None:
         """Return the tokens that this text had; None if it is no answer."""
-        return self._answers.get(_key(namespace, text))
+        known = self._answers.get(_key(namespace, text))
+        return None if known is None else known.tokens
 
-    def restore(self, spellings: Iterable[Spelling]) -> None:
-        """Remember what was remembered before."""
-        for key, tokens in spellings:
-            self._answers[key] = tokens
+    def restore(self, spellings: Iterable[Spelling], noted: Iterable[tuple[str, bytes]] = ()) -> None:
+        """Remember what was remembered before; `noted` are conversations with keys, perhaps of answers."""
+        for spelling in spellings:
+            self._answers[spelling.key] = spelling
+        for conversation, key in noted:
+            if key in self._answers:
+                self._conversations[key].add(conversation)
         while len(self._answers) > MAX_ANSWERS:
-            self._answers.popitem(last=False)
+            key, _ = self._answers.popitem(last=False)
+            self._conversations.pop(key, None)
+
+    def forget(self, conversation: str) -> None:
+        """Forget the answers that were given in this conversation alone."""
+        for key, conversations in [*self._conversations.items()]:
+            if conversations == {conversation}:
+                self._forget(key)
+            conversations.discard(conversation)
+
+    def forget_before(self, time_s: float) -> None:
+        """Forget the answers that were given before a time, in seconds since 1970."""
+        for key in [key for key, each in self._answers.items() if each.time_s < time_s]:
+            self._forget(key)
+
+    def _forget(self, key: bytes) -> None:
+        del self._answers[key]
+        self._conversations.pop(key, None)
 
 
 def _key(namespace: str, text: bytes) -> bytes:

@@ -21,6 +21,8 @@ _tokens_of = attrgetter("tokens")
 class Block:
     """`tokens` follow what `parent` holds, from position `start` on. A whole block has 64, the tail of a prompt fewer.
 
+    `made_at` is in seconds since 1970; `conversations` are those that had exactly these tokens after what is before them.
+
     The bytes are in RAM (`payload`), on disk, or both; `prefill_s` is what computing them took. A namespace's first block is
     empty and has no parent. Only whole blocks have children. These are sorted by their tokens: those that begin alike are
     neighbours, so thousands of prompts that differ from their first block on are searched in a few steps.
@@ -33,6 +35,8 @@ class Block:
     payload_bytes: int = 0
     prefill_s: float = 0.0
     payload: Payload | None = None
+    made_at: float = 0.0
+    conversations: set[str] = field(default_factory=set)
     children: list["Block"] = field(default_factory=list)
 
     @property

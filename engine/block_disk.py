@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple
@@ -27,7 +28,7 @@ REST_S: Final = 60.0
 QUEUE_CAP_BYTES: Final = 64 << 20
 """How much may wait to be written: enough to keep the disk busy during a step."""
 SUFFIX: Final = ".kv"
-_UNFINISHED: Final = ".new"
+UNFINISHED: Final = ".new"
 _READERS: Final = 2
 
 
@@ -71,7 +72,7 @@ class BlockDisk:
         Another thread may do this before anything else is asked for. Raises OSError where the folder cannot be read.
         """
         for path in self._files.paths(self._folder):
-            if path.suffix not in {SUFFIX, _UNFINISHED}:
+            if path.suffix not in {SUFFIX, UNFINISHED}:
                 continue
             try:
                 yield self._checked_header(path)
@@ -119,6 +120,20 @@ class BlockDisk:
         if self._has_failed and self.is_idle:
             self._has_failed, self._rests_until = False, self._clock() + REST_S
 
+    def settled(self) -> Future[None]:
+        """Return what is done when all that was asked for so far is. It raises OSError if a file could not be deleted."""
+        done: Future[None] = Future()
+        self._jobs.put(lambda: self._settle(done))
+        return done
+
+    def _settle(self, done: Future[None]) -> None:
+        try:
+            self._delete_the_undeleted()
+        except OSError as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
     def close(self) -> None:
         """Finish what was asked for, and end the threads."""
         self._jobs.put(None)
@@ -129,8 +144,8 @@ class BlockDisk:
         return self._folder / _name(key)
 
     def _checked_header(self, path: Path) -> BlockHeader:
-        head, size_bytes = self._files.head(path, HEAD_BYTES)
-        header = block_file.decode_head(head)
+        head, size_bytes, made_at = self._files.head(path, HEAD_BYTES)
+        header = replace(block_file.decode_head(head), made_at=made_at)
         if size_bytes != block_file.file_bytes(header.payload_bytes):
             raise BlockDamagedError(f"it has {size_bytes:,} bytes")
         self._check_identity(header, path)
@@ -172,7 +187,7 @@ class BlockDisk:
             BlockHeader(self._root, block.parent.key, block.start, block.tokens, block.payload_bytes, block.prefill_s)
         )
         path = self._path(block.key)
-        unfinished = path.with_suffix(_UNFINISHED)
+        unfinished = path.with_suffix(UNFINISHED)
         try:
             self._files.write(unfinished, (head, payload, block_file.seal(head, payload)))
             self._files.replace(unfinished, path)

@@ -11,7 +11,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pinyon.engine.block import BLOCK_TOKENS, Payload
@@ -31,7 +31,8 @@ class BlockDamagedError(Exception):
 class BlockHeader:
     """`tokens` is what the block holds, from position `start` on; `parent` is the key of what comes before.
 
-    `root` is the digest of everything else that decides what the KV is. Computing it took `prefill_s`.
+    `root` is the digest of everything else that decides what the KV is. Computing it took `prefill_s`. `made_at`, seconds since
+    1970, is the file's time; its bytes do not say.
     """
 
     root: bytes
@@ -40,6 +41,7 @@ class BlockHeader:
     tokens: tuple[int, ...]
     payload_bytes: int
     prefill_s: float
+    made_at: float = field(default=0.0, compare=False)
 
     @property
     def key(self) -> bytes:

@@ -11,9 +11,10 @@ slow or fails makes that more, a power cut a few seconds more, `close` nothing.
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from itertools import takewhile
+from dataclasses import dataclass
+from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -44,6 +45,21 @@ class Hit(NamedTuple):
         return self.block.start + self.tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """How many blocks were forgotten, and how many bytes of KV they held together."""
+
+    blocks: int = 0
+    size_bytes: int = 0
+
+    def __add__(self, other: "Removed") -> "Removed":
+        return Removed(self.blocks + other.blocks, self.size_bytes + other.size_bytes)
+
+
+Noted = Sequence[tuple[str, bytes]]
+"""Conversations, each with the key of something that is kept of it."""
+
+
 class BlockStore:
     """`ram_cap_bytes` covers what waits to be written, too: it stays in RAM until it is."""
 
@@ -57,6 +73,7 @@ class BlockStore:
         self._unwritten: dict[Block, float] = {}
         """Blocks in RAM that are to get a file, and since when."""
         self._evicted: dict[bytes, None] = {}
+        self._noted: list[tuple[str, bytes]] = []
 
     def root(self, namespace: str) -> Block:
         """Return the beginning of every chain of a namespace."""
@@ -97,13 +114,57 @@ class BlockStore:
             return known
         if not (self.is_kept(parent) and self._make_room(self._ram, len(payload), parent, self._evict_from_ram)):
             return None
-        block = Block(chain_key(parent.key, tokens), parent, parent.end, tokens, len(payload), prefill_s, payload)
+        key = chain_key(parent.key, tokens)
+        block = Block(key, parent, parent.end, tokens, len(payload), prefill_s, payload, time.time())
         self._ram.add(block, len(payload))
         parent.insert(block)
         self._drop_superseded(block, also_files=False)
         if block.start or len(tokens) == BLOCK_TOKENS:  # a prompt that is shorter is not worth a file
             self._unwritten[block] = self._clock()
         return block
+
+    def note(self, block: Block, conversation: str) -> None:
+        """Count a block among those of a conversation, which has exactly its tokens."""
+        if conversation not in block.conversations:
+            block.conversations.add(conversation)
+            self._noted.append((conversation, block.key))
+
+    def take_noted(self) -> Noted:
+        """Return what was noted since the last call."""
+        noted, self._noted = self._noted, []
+        return noted
+
+    def forget(self, conversation: str) -> Removed:
+        """Forget the blocks that this conversation alone has noted, and that nothing else goes on from."""
+        removed = self._remove_where(lambda block: block.conversations == {conversation})
+        for block in self._blocks():
+            block.conversations.discard(conversation)
+        return removed
+
+    def forget_before(self, time_s: float) -> Removed:
+        """Forget the blocks that were made before a time, and that none made since goes on from."""
+        return self._remove_where(lambda block: block.made_at < time_s)
+
+    def _remove_where(self, is_chosen: Callable[[Block], bool]) -> Removed:
+        removed = Removed()
+        for block in reversed([*self._blocks()]):  # what goes on from a block comes before it
+            if not block.children and is_chosen(block):
+                removed += Removed(1, block.payload_bytes)
+                self._drop(block)
+        return removed
+
+    def _blocks(self) -> Iterator[Block]:
+        """Yield all blocks, each before what follows it."""
+        for root in self._roots.values():
+            yield from islice(root.with_descendants(), 1, None)
+
+    def settled(self) -> Future[None]:
+        """Return what is done when the files of all that was forgotten have gone. It raises OSError if one cannot be deleted."""
+        if self._disk is not None:
+            return self._disk.settled()
+        nothing: Future[None] = Future()
+        nothing.set_result(None)
+        return nothing
 
     def touch(self, block: Block) -> None:
         """Count a use of a block and of all before it."""
@@ -125,8 +186,10 @@ class BlockStore:
         if self.is_kept(block):
             self._drop(block)
 
-    def attach(self, disk: BlockDisk, found: Iterable[BlockHeader], cap_bytes: int) -> None:
-        """Use a disk from now on; `found` is what it has already. What does not fit, is superseded or follows on nothing goes."""
+    def attach(self, disk: BlockDisk, found: Iterable[BlockHeader], cap_bytes: int, noted: Noted = ()) -> None:
+        """Use a disk from now on; `found` is what it has already, `noted` which of that is whose. What does not fit, is superseded
+        or follows on nothing goes. What was noted until now is to be noted there, too.
+        """
         self._disk = disk
         self._files.cap_bytes = cap_bytes
         adopted: dict[bytes, Block] = {}
@@ -137,6 +200,10 @@ class BlockStore:
                 disk.delete(header.key)
             else:
                 adopted[header.key] = block
+        self._noted = [(each, block.key) for block in self._blocks() for each in block.conversations]
+        for conversation, key in noted:
+            if (owned := adopted.get(key)) is not None:
+                owned.conversations.add(conversation)
 
     def _adopt(self, parent: Block, header: BlockHeader) -> Block | None:
         """Return the block whose file was found, None if the file is of no use."""
@@ -152,6 +219,7 @@ class BlockStore:
             self._unwritten.pop(block, None)
         else:
             block = Block(header.key, parent, header.start, header.tokens, header.payload_bytes, header.prefill_s)
+            block.made_at = header.made_at
             parent.insert(block)
         self._files.add(block, size_bytes)
         self._drop_superseded(block, also_files=True)
@@ -198,7 +266,7 @@ class BlockStore:
 
     def check(self) -> None:
         """Raise AssertionError where the tree and the tiers contradict each other. Walks all of it."""
-        kept = [block for root in self._roots.values() for block in root.with_descendants() if block is not root]
+        kept = [*self._blocks()]
         for block in kept:
             assert self.is_kept(block), "a block is in the tree, and nowhere else"
             assert (block in self._ram) == (block.payload is not None), (

@@ -1,31 +1,50 @@
-"""What is kept beside the blocks of one root key: how answers were spelled, and what was said about the last requests.
+"""What is kept beside the blocks of one root key: how answers were spelled, what was said about the last requests, and which
+conversations all of that is of.
 
 An SQLite file with one connection that writes, on a thread of its own; nobody waits for it. What cannot be written is lost, and
-nothing else.
+nothing else. What is deleted is overwritten in the file.
 """
 
 import contextlib
 import sqlite3
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from pinyon.engine.answer_memory import MAX_ANSWERS, Spelling
+from pinyon.engine.block_store import Noted
 from pinyon.engine.cache_report import CacheReport
 
 MAX_NOTES: Final = 1000
 FILE_NAME: Final = "notes.db"
-_TABLES: Final = """
-    CREATE TABLE IF NOT EXISTS answers (number INTEGER PRIMARY KEY, key BLOB UNIQUE NOT NULL, tokens BLOB NOT NULL);
-    CREATE TABLE IF NOT EXISTS notes (number INTEGER PRIMARY KEY, note BLOB NOT NULL);
+_SCHEMA: Final = 2
+"""A file with other tables is begun anew."""
+_TABLES: Final = f"""
+    BEGIN IMMEDIATE;
+    DROP TABLE IF EXISTS answers;
+    DROP TABLE IF EXISTS notes;
+    DROP TABLE IF EXISTS conversations;
+    CREATE TABLE answers (
+        number INTEGER PRIMARY KEY, key BLOB UNIQUE NOT NULL, tokens BLOB NOT NULL, time_s REAL NOT NULL
+    );
+    CREATE TABLE notes (number INTEGER PRIMARY KEY, note BLOB NOT NULL);
+    CREATE TABLE conversations (conversation TEXT, key BLOB, PRIMARY KEY (conversation, key)) WITHOUT ROWID;
+    PRAGMA user_version = {_SCHEMA};
+    COMMIT;
 """
-_ADD_ANSWER: Final = "INSERT OR REPLACE INTO answers (key, tokens) VALUES (?, ?)"
+# The keys of a conversation are those of blocks and answers, and the ids of requests.
+_ADD_ANSWER: Final = "INSERT OR REPLACE INTO answers (key, tokens, time_s) VALUES (?, ?, ?)"
 _TRIM_ANSWERS: Final = "DELETE FROM answers WHERE number <= (SELECT max(number) FROM answers) - ?"
 _ADD_NOTE: Final = "INSERT INTO notes (note) VALUES (?)"
 _TRIM_NOTES: Final = "DELETE FROM notes WHERE number <= (SELECT max(number) FROM notes) - ?"
+_ADD_KEY: Final = "INSERT OR IGNORE INTO conversations (conversation, key) VALUES (?, ?)"
+_KEYS_OF_ONE_ALONE: Final = """
+    SELECT key FROM conversations WHERE conversation = :it
+    EXCEPT SELECT key FROM conversations WHERE conversation <> :it
+"""
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -41,35 +60,64 @@ class CacheNotes:
     """Any thread may ask for additions. Raises sqlite3.Error or OSError if the file cannot be opened."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE_NAME
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-notes")
-        self._database = self._thread.submit(self._open).result()
-
-    def _open(self) -> sqlite3.Connection:
-        self._path.touch(mode=0o600)
-        database = sqlite3.connect(self._path)
-        database.executescript(_TABLES)
-        return database
+        self._database = self._thread.submit(_opened, folder).result()
 
     def answers(self) -> list[Spelling]:
         """Return the answers that were remembered, oldest first. Raises sqlite3.Error, msgspec.DecodeError."""
         rows = self._thread.submit(
-            lambda: self._database.execute("SELECT key, tokens FROM answers ORDER BY number").fetchall()
+            lambda: self._database.execute("SELECT key, tokens, time_s FROM answers ORDER BY number").fetchall()
         ).result()
-        return [Spelling(key, msgspec.msgpack.decode(tokens, type=tuple[int, ...])) for key, tokens in rows]
+        return [
+            Spelling(key, msgspec.msgpack.decode(tokens, type=tuple[int, ...]), time_s) for key, tokens, time_s in rows
+        ]
 
-    def add(self, spellings: Sequence[Spelling], note: Note | None) -> None:
-        """Have an answer's spellings written, and what is to be said about its request."""
-        self._thread.submit(self._write, spellings, note)
+    def noted(self, blocks: Iterable[bytes]) -> Noted:
+        """Return which of these blocks, and of all else here, are whose; forget that of what is here no more.
 
-    def _write(self, spellings: Sequence[Spelling], note: Note | None) -> None:
-        rows = [(key, msgspec.msgpack.encode(tokens)) for key, tokens in spellings]
+        Raises sqlite3.Error, msgspec.DecodeError.
+        """
+        return self._thread.submit(_tidied, self._database, {*blocks}).result()
+
+    def add(self, spellings: Sequence[Spelling], note: Note | None, conversation: str | None = None) -> None:
+        """Have an answer's spellings written, what is to be said about its request, and the conversation that it is of."""
+        self._thread.submit(self._write, spellings, note, conversation)
+
+    def _write(self, spellings: Sequence[Spelling], note: Note | None, conversation: str | None) -> None:
+        rows = [(key, msgspec.msgpack.encode(tokens), time_s) for key, tokens, time_s in spellings]
         with contextlib.suppress(sqlite3.Error), self._database:
             self._database.executemany(_ADD_ANSWER, rows)
             self._database.execute(_TRIM_ANSWERS, (MAX_ANSWERS,))
             if note is not None:
                 self._database.execute(_ADD_NOTE, (msgspec.msgpack.encode(note),))
                 self._database.execute(_TRIM_NOTES, (MAX_NOTES,))
+            if conversation is not None:
+                keys = [each.key for each in spellings] + ([] if note is None else [note.request_id.encode()])
+                self._database.executemany(_ADD_KEY, [(conversation, key) for key in keys])
+
+    def add_noted(self, noted: Noted) -> None:
+        """Have written which blocks are of which conversations."""
+        self._thread.submit(self._write_noted, noted)
+
+    def _write_noted(self, noted: Noted) -> None:
+        with contextlib.suppress(sqlite3.Error), self._database:
+            self._database.executemany(_ADD_KEY, noted)
+
+    def forget(self, conversation: str, files: Future[None]) -> Future[None]:
+        """Have everything forgotten that is of this conversation alone, once the files have gone.
+
+        The future raises what `files` does, and sqlite3.Error.
+        """
+        return self._thread.submit(self._after, files, lambda: _forget(self._database, conversation))
+
+    def forget_before(self, time_s: float, files: Future[None]) -> Future[None]:
+        """Have everything forgotten that was noted before a time, once the files have gone; as `forget`."""
+        return self._thread.submit(self._after, files, lambda: _forget_before(self._database, time_s))
+
+    @staticmethod
+    def _after(files: Future[None], forget: Callable[[], None]) -> None:
+        files.result()
+        forget()
 
     def close(self) -> None:
         """Write what was asked for."""
@@ -77,14 +125,78 @@ class CacheNotes:
         self._thread.shutdown()
 
 
-def forget_notes(folder: Path, before_s: float) -> None:
-    """Forget what was noted before a time, and all answers if nothing newer is left. Raises sqlite3.Error."""
-    kept = [note for note in read_notes(folder) if note.time_s >= before_s]
+def _opened(folder: Path) -> sqlite3.Connection:
+    path = folder / FILE_NAME
+    path.touch(mode=0o600)
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA secure_delete = ON")
+    if database.execute("PRAGMA user_version").fetchone() != (_SCHEMA,):
+        database.executescript(_TABLES)
+    return database
+
+
+def _tidied(database: sqlite3.Connection, blocks: set[bytes]) -> Noted:
+    rows = database.execute("SELECT conversation, key FROM conversations").fetchall()
+    answers = {key for (key,) in database.execute("SELECT key FROM answers")}
+    known = blocks | answers | {note.request_id.encode() for _, note in _notes(database)}
+    with database:
+        database.executemany(
+            "DELETE FROM conversations WHERE conversation = ? AND key = ?", [row for row in rows if row[1] not in known]
+        )
+    return [(conversation, key) for conversation, key in rows if key in known]
+
+
+def _notes(database: sqlite3.Connection) -> list[tuple[int, Note]]:
+    """Return the notes with their numbers, oldest first."""
+    rows = database.execute("SELECT number, note FROM notes ORDER BY number").fetchall()
+    return [(number, msgspec.msgpack.decode(note, type=Note)) for number, note in rows]
+
+
+def _keys_of_one_alone(database: sqlite3.Connection, conversation: str) -> set[bytes]:
+    return {key for (key,) in database.execute(_KEYS_OF_ONE_ALONE, {"it": conversation})}
+
+
+def _forget(database: sqlite3.Connection, conversation: str) -> None:
+    with database:
+        keys = _keys_of_one_alone(database, conversation)
+        database.executemany("DELETE FROM answers WHERE key = ?", [(key,) for key in keys])
+        for number, note in _notes(database):
+            if note.request_id.encode() in keys:
+                database.execute("DELETE FROM notes WHERE number = ?", (number,))
+            elif keys and note.report.expected:  # that may quote the conversation
+                quiet = msgspec.structs.replace(note, report=msgspec.structs.replace(note.report, expected=""))
+                database.execute("UPDATE notes SET note = ? WHERE number = ?", (msgspec.msgpack.encode(quiet), number))
+        database.execute("DELETE FROM conversations WHERE conversation = ?", (conversation,))
+
+
+def _forget_before(database: sqlite3.Connection, time_s: float) -> None:
+    with database:
+        database.execute("DELETE FROM answers WHERE time_s < ?", (time_s,))
+        old = [(number,) for number, note in _notes(database) if note.time_s < time_s]
+        database.executemany("DELETE FROM notes WHERE number = ?", old)
+        database.execute("DELETE FROM conversations WHERE NOT EXISTS (SELECT * FROM notes)")
+
+
+def conversation_keys(folder: Path, conversation: str) -> set[bytes]:
+    """Return the keys of what is of this conversation alone. Raises sqlite3.Error."""
+    if not (folder / FILE_NAME).exists():
+        return set()
+    with contextlib.closing(_opened(folder)) as database:
+        return _keys_of_one_alone(database, conversation)
+
+
+def forget_conversation(folder: Path, conversation: str) -> None:
+    """Forget what is of this conversation alone. Raises sqlite3.Error, msgspec.DecodeError."""
     if (folder / FILE_NAME).exists():
-        with contextlib.closing(sqlite3.connect(folder / FILE_NAME)) as database, database:
-            database.execute(_TRIM_NOTES, (len(kept),))
-            if not kept:
-                database.execute("DELETE FROM answers")
+        with contextlib.closing(_opened(folder)) as database:
+            _forget(database, conversation)
+
+
+def forget_notes(folder: Path, before_s: float) -> None:
+    """Forget what was noted before a time. Raises sqlite3.Error, msgspec.DecodeError."""
+    if (folder / FILE_NAME).exists():
+        with contextlib.closing(_opened(folder)) as database:
+            _forget_before(database, before_s)
 
 
 def read_notes(folder: Path) -> list[Note]:
@@ -93,5 +205,4 @@ def read_notes(folder: Path) -> list[Note]:
     if not path.exists():
         return []
     with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
-        rows = database.execute("SELECT note FROM notes ORDER BY number").fetchall()
-    return [msgspec.msgpack.decode(note, type=Note) for (note,) in rows]
+        return [note for _, note in _notes(database)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from pinyon.engine import protocol
+from pinyon.engine.block_store import Removed
 from pinyon.engine.config import EngineConfig, EngineInfo
 from pinyon.engine.errors import (
     EngineCrashedError,
@@ -112,6 +113,28 @@ class EngineClient:
         if isinstance(reply, protocol.DetokenizeReply):
             return reply.text
         raise _call_error(reply)
+
+    async def forget(self, conversation: str | None = None, before_s: float = 0.0) -> Removed:
+        """Forget what only this conversation left; without one, everything that was kept before a time (seconds since 1970).
+
+        Returns when it has gone from the disk, too. Where there is no worker there is nothing to forget.
+
+        Raises:
+            EngineCrashedError: the worker died meanwhile.
+            EngineError: files cannot be deleted.
+        """
+        if self.state not in {EngineState.LOADING, EngineState.READY}:
+            return Removed()
+        process, _ = await self._ready()
+        reply = await process.call(lambda number: protocol.Forget(number, conversation, before_s))
+        if isinstance(reply, protocol.ForgetReply):
+            return Removed(reply.blocks, reply.size_bytes)
+        raise _call_error(reply)
+
+    @property
+    def why_no_disk(self) -> str:
+        """Why the worker keeps no KV on disk although it should; empty where it does, or should not."""
+        return "" if self._process is None else self._process.why_no_disk
 
     async def close(self) -> None:
         """End the worker; open requests fail."""

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 from pinyon.engine.answer import Answer, choice_sampling
 from pinyon.engine.answer_memory import AnswerMemory
 from pinyon.engine.batch import Batch
+from pinyon.engine.block_store import Removed
 from pinyon.engine.cache_notes import CacheNotes, Note
 from pinyon.engine.config import LONG_TEXT_CHARS
 from pinyon.engine.errors import ContextOverflowError, EngineError, InvalidRequestError
@@ -38,6 +40,13 @@ class Prepared(NamedTuple):
     request: GenerateRequest
     prompt: list[int]
     constraints: list[Constraint]
+
+
+class Forgetting(NamedTuple):
+    """What has gone from memory, and what is done when it has gone from the disk; it raises OSError, sqlite3.Error."""
+
+    removed: Removed
+    done: Future[None]
 
 
 class Engine:
@@ -149,21 +158,58 @@ class Engine:
         self._kv.take(batch, self._clock() - started)
         emitted += self._apply(batch, logits)
         self._kv.save()
+        self._note_blocks()
         return emitted
 
     def tidy(self) -> float | None:
         """Do a little of what waits for idle time; return in how many seconds there is more to do, None for nothing."""
-        return self._kv.tidy()
+        in_s = self._kv.tidy()
+        self._note_blocks()
+        return in_s
 
     def use_disk(self, tier: DiskTier) -> None:
         """Keep KV and what belongs to it on disk from now on."""
         self._kv.use_disk(tier)
         self._notes = tier.notes
-        self._past_answers.restore(tier.answers)
+        self._past_answers.restore(tier.answers, tier.noted)
+
+    def forget(self, conversation: str) -> Forgetting:
+        """Forget what only this conversation left. Its requests go on, and leave nothing."""
+        for sequence in self._open():
+            if sequence.request.conversation == conversation:
+                self._kv.leave_no_trace(sequence)
+        removed = self._kv.forget(conversation)
+        self._past_answers.forget(conversation)
+        return Forgetting(removed, self._then(lambda notes, files: notes.forget(conversation, files)))
+
+    def forget_before(self, time_s: float) -> Forgetting:
+        """Forget what was kept before a time, in seconds since 1970. Requests that began before go on, and leave nothing."""
+        age_s = time.time() - time_s
+        for sequence in self._open():
+            if time.monotonic() - sequence.created > age_s:
+                self._kv.leave_no_trace(sequence)
+        removed = self._kv.forget_before(time_s)
+        self._past_answers.forget_before(time_s)
+        return Forgetting(removed, self._then(lambda notes, files: notes.forget_before(time_s, files)))
+
+    def _open(self) -> list[Sequence]:
+        return [sequence for answer in self._answers.values() for sequence in answer.open]
+
+    def _then(self, forget: Callable[[CacheNotes, Future[None]], Future[None]]) -> Future[None]:
+        """Forget the notes once the files have gone: until then, all of it can be asked for again."""
+        self._note_blocks()
+        files = self._kv.forgotten()
+        return files if self._notes is None else forget(self._notes, files)
+
+    def _note_blocks(self) -> None:
+        noted = self._kv.take_noted()
+        if noted and self._notes is not None:
+            self._notes.add_noted(noted)
 
     def close(self) -> None:
         """Store what was computed; return when it is safe."""
         self._kv.close()
+        self._note_blocks()
         if self._notes is not None:
             self._notes.close()
 
@@ -216,11 +262,11 @@ class Engine:
 
     def _remember(self, sequence: Sequence) -> None:
         request, prompt_tokens = sequence.request, sequence.prompt_tokens
-        spellings = self._past_answers.remember(request.namespace, sequence.tokens, prompt_tokens)
+        spellings = self._past_answers.remember(request.namespace, sequence.tokens, prompt_tokens, request.conversation)
         if self._notes is not None:
             is_first = sequence.index == 0
             note = Note(request.id, time.time(), prompt_tokens, sequence.cache_report()) if is_first else None
-            self._notes.add(spellings, note)
+            self._notes.add(spellings, note, request.conversation)
 
     @staticmethod
     def _tag(sequence: Sequence, events: list[Event]) -> list[Emitted]:

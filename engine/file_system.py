@@ -15,10 +15,11 @@ class FileSystem:
     def paths(self, folder: Path) -> list[Path]:
         return [*folder.iterdir()]
 
-    def head(self, path: Path, max_bytes: int) -> tuple[bytes, int]:
-        """Return the first bytes of a file, and how many it has."""
+    def head(self, path: Path, max_bytes: int) -> tuple[bytes, int, float]:
+        """Return the first bytes of a file, how many it has, and when it was written, in seconds since 1970."""
         with path.open("rb", buffering=0) as file:
-            return file.read(max_bytes), os.fstat(file.fileno()).st_size
+            status = os.fstat(file.fileno())
+            return file.read(max_bytes), status.st_size, status.st_mtime
 
     def read(self, path: Path) -> bytes:
         return path.read_bytes()

@@ -80,6 +80,9 @@ class KvBlocks:
     def begin(self, leaf: Leaf, namespace: str, tokens: Sequence[int]) -> Restore:
         """Keep what a request computes from now on, and return what it gets back beyond what its leaf holds."""
         hits = self._usable(self._store.find(namespace, tokens[:-1]))
+        for hit in hits:
+            if hit.tokens == len(hit.block.tokens):
+                self._note(leaf, hit.block)
         held = [hit.block for hit in hits if hit.end <= leaf.length and hit.tokens == BLOCK_TOKENS]
         self._stored[leaf] = held[-1] if held else self._store.root(namespace)
         missing = deque(hit for hit in hits if hit.end > leaf.length)
@@ -227,10 +230,16 @@ class KvBlocks:
         before = self._stored[leaf]
         tokens = tuple(leaf.tokens(before.end)[:count])
         block = before.child_with(tokens) or self._export(leaf, before, tokens)
+        if block is not None and block.tokens == tokens:
+            self._note(leaf, block)
         if block is None or count < BLOCK_TOKENS:
             self.forget(leaf)
         else:
             self._stored[leaf] = block
+
+    def _note(self, leaf: Leaf, block: Block) -> None:
+        if leaf.conversation is not None:
+            self._store.note(block, leaf.conversation)
 
     def _export(self, leaf: Leaf, before: Block, tokens: Sequence[int]) -> Block | None:
         start, end = before.end, before.end + len(tokens)

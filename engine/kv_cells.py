@@ -133,10 +133,13 @@ class KvCells:
         self._before_drop(leaf)
         self.drop(leaf)
 
+    def idle(self) -> list[Leaf]:
+        """Return the leaves that no request holds, the least recently used first."""
+        return [leaf for leaf in self._tree.leaves if not leaf.in_use]
+
     def oldest_idle(self, spared: Leaf | None = None) -> Leaf | None:
         """Return the least recently used leaf that no request holds; the spared one only if there is no other."""
-        idle = [leaf for leaf in self._tree.leaves if not leaf.in_use]
-        return min(idle, key=lambda leaf: leaf is spared, default=None)  # the first of equals
+        return min(self.idle(), key=lambda leaf: leaf is spared, default=None)  # the first of equals
 
     def check(self) -> None:
         """Raise AssertionError where leaves contradict one another or the limits."""

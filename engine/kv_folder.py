@@ -17,6 +17,7 @@ import msgspec
 from pinyon.engine.answer_memory import Spelling
 from pinyon.engine.block_disk import BlockDisk
 from pinyon.engine.block_file import MAGIC, BlockHeader
+from pinyon.engine.block_store import Noted
 from pinyon.engine.cache_notes import CacheNotes
 from pinyon.engine.file_system import FileSystem
 from pinyon.engine.weights_digest import weights_digest
@@ -42,6 +43,8 @@ class DiskTier(NamedTuple):
     cap_bytes: int
     notes: CacheNotes
     answers: list[Spelling]
+    noted: Noted
+    """Which of the blocks and answers are whose."""
 
 
 def open_tier(folder: Path, model: Path, settings: Sequence[str], cap_bytes: int) -> DiskTier:
@@ -55,12 +58,16 @@ def open_tier(folder: Path, model: Path, settings: Sequence[str], cap_bytes: int
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     root = root_key(weights_digest(model, folder / "weights", files), settings)
     own, own_cap_bytes = open_root(folder, root, cap_bytes)
-    files.write(
-        own / _ABOUT, (msgspec.json.encode(About(os.fsencode(model).decode("utf-8", "replace"), tuple(settings))),)
-    )
+    files.write(own / _ABOUT, (msgspec.json.encode(About(model_text(model), tuple(settings))),))
     disk = BlockDisk(own, root, files)
-    notes = CacheNotes(own)
-    return DiskTier(disk, [*disk.scan()], own_cap_bytes, notes, notes.answers())
+    notes, found = CacheNotes(own), [*disk.scan()]
+    noted = notes.noted(header.key for header in found)
+    return DiskTier(disk, found, own_cap_bytes, notes, notes.answers(), noted)
+
+
+def model_text(model: Path) -> str:
+    """Return a model's path as `About` has it."""
+    return os.fsencode(model).decode("utf-8", "replace")
 
 
 def read_about(own: Path) -> About:

@@ -36,7 +36,8 @@ def common_length(run: Sequence[int], tokens: Sequence[int], at: int = 0) -> int
 class Leaf:
     """A sequence id and the node that its path ends with; `in_use` while a request computes in it.
 
-    Of what `is_private` leaves alone hold, nobody else is told. `idle_since` is in seconds that the engine has computed.
+    Of what `is_private` leaves alone hold, nobody else is told. `idle_since` is in seconds that the engine has computed, `used_at` in
+    seconds since 1970. `conversation` is that of the last request.
     """
 
     sequence_id: int
@@ -44,6 +45,8 @@ class Leaf:
     in_use: bool = True
     is_private: bool = False
     idle_since: float = 0.0
+    used_at: float = 0.0
+    conversation: str | None = None
 
     @property
     def length(self) -> int:

@@ -13,7 +13,7 @@ from pinyon.engine.errors import InvalidRequestError, ProtocolError
 from pinyon.engine.events import Event, Failed, FailureKind
 from pinyon.engine.request import GenerateRequest, Text, Tokens
 
-VERSION: Final = 1
+VERSION: Final = 2
 HEADER_BYTES: Final = 4
 MAX_FRAME_BYTES: Final = 64 << 20
 
@@ -41,7 +41,15 @@ class Detokenize(msgspec.Struct, frozen=True, tag="detokenize"):
     ids: tuple[int, ...]
 
 
-ToWorker: TypeAlias = Start | Generate | Cancel | Tokenize | Detokenize
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """Forget what only this conversation left; without one, everything that was kept before a time (seconds since 1970)."""
+
+    call: int
+    conversation: str | None = None
+    before_s: float = 0.0
+
+
+ToWorker: TypeAlias = Start | Generate | Cancel | Tokenize | Detokenize | Forget
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -60,6 +68,12 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
     message: str
 
 
+class NoDisk(msgspec.Struct, frozen=True, tag="no_disk"):
+    """Why no KV is kept on disk, though it was asked for. Comes after Ready, if it comes."""
+
+    reason: str
+
+
 class Events(msgspec.Struct, frozen=True, tag="events"):
     """(request id, event) pairs of one step, in order."""
 
@@ -76,12 +90,22 @@ class DetokenizeReply(msgspec.Struct, frozen=True, tag="text"):
     text: str
 
 
+class ForgetReply(msgspec.Struct, frozen=True, tag="forgotten"):
+    """It is gone, from the disk as well: so many blocks, of so many bytes together."""
+
+    call: int
+    blocks: int
+    size_bytes: int
+
+
 class CallFailed(msgspec.Struct, frozen=True, tag="call_failed"):
     call: int
     failed: Failed
 
 
-FromWorker: TypeAlias = Loading | Ready | LoadFailed | Events | TokenizeReply | DetokenizeReply | CallFailed
+FromWorker: TypeAlias = (
+    Loading | Ready | LoadFailed | NoDisk | Events | TokenizeReply | DetokenizeReply | ForgetReply | CallFailed
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

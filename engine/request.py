@@ -19,6 +19,7 @@ MAX_STOPS = 17
 MAX_STOP_BYTES = 256
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
+MAX_CONVERSATION_CHARS = 128
 
 
 class Text(msgspec.Struct, frozen=True, tag="text"):
@@ -108,7 +109,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     With `reasoning`, thoughts are told apart from the answer; stop strings and the grammar apply to the answer alone.
 
     Without `use_cache` nothing is reused and nothing is left for others. Of a `private` request nothing is written to disk.
-    Requests share computed prefixes within a `namespace` only.
+    Requests share computed prefixes within a `namespace` only. What is kept of those of a `conversation` is noted as its own, so
+    that it can be forgotten together.
     """
 
     id: str
@@ -124,6 +126,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     use_cache: bool = True
     private: bool = False
     namespace: str = ""
+    conversation: str | None = None
 
     def checked(self, vocab_size: int) -> Self:
         """Return self, or raise InvalidRequestError naming the first field that is out of range."""
@@ -144,11 +147,22 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS,
             f"0 to {MAX_TOP_LOGPROBS}",
         )
+        _require(
+            "conversation",
+            self.conversation,
+            self.conversation is None or 1 <= len(self.conversation) <= MAX_CONVERSATION_CHARS,
+            f"1 to {MAX_CONVERSATION_CHARS} characters",
+        )
         for piece in self.prompt:
             if isinstance(piece, Tokens) and piece.ids:
                 for token in (min(piece.ids), max(piece.ids)):
                     _require("prompt", token, 0 <= token < vocab_size, f"token ids from 0 to {vocab_size - 1}")
         return self
+
+
+def without_traces(request: GenerateRequest) -> GenerateRequest:
+    """Return a request of which nothing will be left."""
+    return msgspec.structs.replace(request, use_cache=False, private=True, conversation=None)
 
 
 def text_chars(prompt: Prompt) -> int:

@@ -2,15 +2,18 @@
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Final
 
 from pinyon.engine.batch import Batch
-from pinyon.engine.block_store import BlockStore
+from pinyon.engine.block_store import BlockStore, Noted, Removed
 from pinyon.engine.cache_report import Gap, Miss
 from pinyon.engine.cost_model import CostModel
 from pinyon.engine.kv_blocks import KvBlocks
 from pinyon.engine.kv_cells import KvCells
 from pinyon.engine.kv_folder import DiskTier
+from pinyon.engine.prefix_tree import Leaf
+from pinyon.engine.request import without_traces
 from pinyon.engine.sequence import Sequence as Choice
 from pinyon.engine.sequence import State
 
@@ -79,10 +82,11 @@ class SharedKv:
         leaf = self._cells.begin(request.namespace, tokens)
         if leaf is None:
             return False
-        leaf.is_private = request.private
         gap = Gap.between(following, tokens, leaf.length) if following else Gap(Miss.NEW, leaf.length)
         if request.private:
             self._blocks.save_all_of(leaf)  # what an earlier request left in it; nothing that comes now
+        leaf.is_private, leaf.conversation = request.private, request.conversation
+        if request.private:
             sequence.admit(leaf, gap=gap)
         else:
             sequence.admit(leaf, self._blocks.begin(leaf, request.namespace, tokens), gap)
@@ -124,7 +128,7 @@ class SharedKv:
         """Keep what a sequence leaves behind, as long as there is room."""
         assert sequence.leaf is not None, "it was admitted"
         if self.shares(sequence):
-            sequence.leaf.idle_since = self._computed_s
+            sequence.leaf.idle_since, sequence.leaf.used_at = self._computed_s, time.time()
             self._cells.rest(sequence.leaf)
         else:
             self._cells.drop(sequence.leaf)
@@ -134,6 +138,38 @@ class SharedKv:
         assert sequence.leaf is not None, "it was admitted"
         self._blocks.forget(sequence.leaf)
         self._cells.drop(sequence.leaf)
+
+    def leave_no_trace(self, sequence: Choice) -> None:
+        """Have a sequence that goes on store nothing more, and give up at its end what it holds."""
+        sequence.request = without_traces(sequence.request)
+        if sequence.restore is not None:
+            sequence.restore.hits.clear()
+        if sequence.leaf is not None:
+            self._blocks.forget(sequence.leaf)
+            sequence.leaf.is_private, sequence.leaf.conversation = True, None
+
+    def forget(self, conversation: str) -> Removed:
+        """Forget what only this conversation left, which has no sequence that goes on."""
+        self._drop_idle(lambda leaf: leaf.conversation == conversation)
+        return self._store.forget(conversation)
+
+    def forget_before(self, time_s: float) -> Removed:
+        """Forget what was left before a time (seconds since 1970)."""
+        self._drop_idle(lambda leaf: leaf.used_at < time_s)
+        return self._store.forget_before(time_s)
+
+    def _drop_idle(self, is_chosen: Callable[[Leaf], bool]) -> None:
+        for leaf in filter(is_chosen, self._cells.idle()):
+            self._blocks.forget(leaf)
+            self._cells.drop(leaf)
+
+    def forgotten(self) -> Future[None]:
+        """Return what is done when the files of what was forgotten have gone. It raises OSError if one cannot be deleted."""
+        return self._store.settled()
+
+    def take_noted(self) -> Noted:
+        """Return which blocks of which conversations were stored or used since the last call."""
+        return self._store.take_noted()
 
     def save(self) -> None:
         """Store blocks as far as the steps so far have paid for it, and let go what has cost more than it is worth."""
@@ -162,7 +198,7 @@ class SharedKv:
         return 0.0 if self._blocks.has_unsaved else self._store.next_work_s()
 
     def use_disk(self, tier: DiskTier) -> None:
-        self._store.attach(tier.disk, tier.found, tier.cap_bytes)
+        self._store.attach(tier.disk, tier.found, tier.cap_bytes, tier.noted)
 
     def close(self) -> None:
         """Store what the sequences hold, and return when the disk has it."""

@@ -21,6 +21,7 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -39,8 +40,8 @@ from pinyon.engine.events import Finished, FinishReason, Timings, Usage
 from pinyon.engine.kv_folder import DiskTier, open_tier
 from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import NativeLog
-from pinyon.engine.protocol import Cancel, Detokenize, FromWorker, Generate, Tokenize
-from pinyon.engine.request import GenerateRequest, text_chars
+from pinyon.engine.protocol import Cancel, Detokenize, Forget, FromWorker, Generate, Tokenize
+from pinyon.engine.request import GenerateRequest, text_chars, without_traces
 
 NATIVE_STACK_BYTES: Final = 256 << 20
 PROGRESS_STEP: Final = 0.02
@@ -51,7 +52,7 @@ STOP_LIMIT_S: Final = 1.5
 
 Refused: TypeAlias = tuple[GenerateRequest, EngineError]
 """A request with what is wrong with it."""
-Command: TypeAlias = Prepared | Refused | Cancel | DiskTier | None
+Command: TypeAlias = Prepared | Refused | Cancel | DiskTier | Forget | None
 TextWork: TypeAlias = Generate | Tokenize | Detokenize
 
 
@@ -64,7 +65,7 @@ class Worker:
         self._texts: SimpleQueue[TextWork] = SimpleQueue()
         self._long_texts: SimpleQueue[TextWork] = SimpleQueue()
         self._commands: SimpleQueue[Command] = SimpleQueue()
-        self._disk_is_settled = threading.Event()
+        self._disk_is_settled: Future[None] = Future()
         self._stopping = threading.Event()
         self._is_safe = threading.Event()
         """Whether no KV would be lost at an end."""
@@ -83,6 +84,8 @@ class Worker:
                 self._queue_for(message).put(message)
             case Cancel():
                 self._commands.put(message)
+            case Forget():  # also what is on disk, so that must be known first
+                self._disk_is_settled.add_done_callback(lambda _settled: self._commands.put(message))
             case _:
                 raise ProtocolError("the worker was started twice")
 
@@ -100,7 +103,9 @@ class Worker:
         gc.freeze()  # what loading made lives as long as the process: later collections need not walk it
         if self._config.kv_folder is not None:
             start_thread("disk", partial(self._open_disk, self._config.kv_folder, loaded.context.kv_settings))
-            self._disk_is_settled.wait(DISK_WAIT_S)
+            wait([self._disk_is_settled], DISK_WAIT_S)
+        else:
+            self._disk_is_settled.set_result(None)
         engine = loaded.engine
         chores_in_s: float | None = 0.0
         self._is_safe.clear()
@@ -121,10 +126,11 @@ class Worker:
             tier = open_tier(Path(os.fsdecode(folder)), model, settings, self._config.kv_disk_cap_bytes)
         except (OSError, sqlite3.Error, msgspec.DecodeError) as error:
             print(f"no KV is kept on disk: {error}", file=sys.stderr, flush=True)
+            self._send(protocol.NoDisk(str(error)))
         else:
             self._commands.put(tier)
         finally:
-            self._disk_is_settled.set()
+            self._disk_is_settled.set_result(None)
 
     def stop(self) -> None:
         """Have the engine store what it holds; return when that is done, or takes too long. Called by the main thread."""
@@ -180,10 +186,31 @@ class Worker:
             case DiskTier():
                 engine.use_disk(command)
                 return []
+            case Forget():
+                self._forget(engine, command)
+                return []
             case Cancel():
                 return self._cancel(engine, command.request_id)
             case _:
                 return self._submit(engine, command)
+
+    def _forget(self, engine: Engine, command: Forget) -> None:
+        if command.conversation is None:
+            removed, done = engine.forget_before(command.before_s)
+        else:
+            for request in [*self._preparing.values()]:
+                if request.conversation == command.conversation:
+                    self._preparing[request.id] = without_traces(request)
+            removed, done = engine.forget(command.conversation)
+
+        def reply(done: Future[None]) -> None:
+            if (error := done.exception()) is None:
+                self._send(protocol.ForgetReply(command.call, removed.blocks, removed.size_bytes))
+            else:
+                failed = EngineError(f"not all of it could be deleted from the disk: {error}; try again")
+                self._send(protocol.CallFailed(command.call, failed.as_event()))
+
+        done.add_done_callback(reply)
 
     def _cancel(self, engine: Engine, request_id: str) -> list[Emitted]:
         request = self._preparing.pop(request_id, None)
@@ -197,9 +224,9 @@ class Worker:
         if request.id in self._cancelled_early:
             self._cancelled_early -= Counter([request.id])
             return []
-        self._preparing.pop(request.id, None)
+        request = self._preparing.pop(request.id, request)
         if isinstance(command, Prepared):
-            return engine.submit(command)
+            return engine.submit(command._replace(request=request))
         return [(request.id, command[1].as_event())]
 
     def _send_events(self, events: list[Emitted]) -> None:

@@ -61,7 +61,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     """One worker process and what is open with it. Dies once; then every stream has had its last event.
 
     `ready` gives the loaded model's info, or ModelLoadError, or the EngineCrashedError of a death before that; `dead` is
-    done after the death. `on_death` is called when a worker dies that was ready. Frames are taken as they arrive,
+    done after the death. `why_no_disk` says why no KV is kept on disk, where that was asked for and failed. `on_death` is called when a worker dies that was ready. Frames are taken as they arrive,
     without a task between pipe and stream: on a small machine every wake-up takes time from the computation.
     """
 
@@ -70,6 +70,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         self.ready: asyncio.Future[EngineInfo] = loop.create_future()
         self.dead: asyncio.Future[None] = loop.create_future()
         self.was_used = False
+        self.why_no_disk = ""
         self._log = log
         self._fault = ""
         self._on_progress = on_progress
@@ -210,13 +211,15 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             case protocol.Events(events):
                 for request_id, event in events:
                     self._deliver(request_id, event)
-            case protocol.TokenizeReply() | protocol.DetokenizeReply() | protocol.CallFailed():
+            case protocol.TokenizeReply() | protocol.DetokenizeReply() | protocol.ForgetReply() | protocol.CallFailed():
                 if (call := self._calls.get(message.call)) is not None and not call.done():
                     call.set_result(message)
             case protocol.Loading(fraction):
                 self._on_progress(fraction)
             case protocol.Ready(version, info) if version == protocol.VERSION and not self.ready.done():
                 self.ready.set_result(info)
+            case protocol.NoDisk(reason):
+                self.why_no_disk = reason
             case protocol.LoadFailed(kind, text):
                 self._fail_load(DoesNotFitError(text) if kind is DoesNotFitError.kind else ModelLoadError(text))
             case _:

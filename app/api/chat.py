@@ -13,6 +13,7 @@ from pinyon.app.api.answering import Extras, OpenAnswer, UsageShown, Whole, acce
 from pinyon.app.api.door import Door, door_of
 from pinyon.app.api.errors import invalid
 from pinyon.app.api.fields import Fields, SamplingFields, TokenCount, checked, documented, json_body
+from pinyon.app.api.guard import namespace_of
 from pinyon.app.api.json_answer import JsonAnswer
 from pinyon.app.api.logprobs import ChatLogprobs, chat_logprobs
 from pinyon.app.api.messages import Messages
@@ -135,11 +136,11 @@ class ChatChunk(msgspec.Struct, frozen=True):
 @router.post("/v1/chat/completions", openapi_extra=documented(ChatRequest, ChatCompletion))
 async def chat_completions(request: Request, body: Annotated[ChatRequest, Depends(json_body(ChatRequest))]) -> Response:
     """Answer a conversation, whole or as a stream of server-sent events."""
-    return await until_disconnect(request.receive, _respond(door_of(request), body))
+    return await until_disconnect(request.receive, _respond(door_of(request), body, namespace_of(request)))
 
 
-async def _respond(door: Door, body: ChatRequest) -> Response:
-    ask = body.ask()
+async def _respond(door: Door, body: ChatRequest, namespace: str) -> Response:
+    ask = msgspec.structs.replace(body.ask(), namespace=namespace)
     model = await door.model(body.model)
     answer = await accepted(door, model, ask)
     reply = _Reply(f"chatcmpl-{ask.id}", int(time.time()), model.name, body)

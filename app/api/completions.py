@@ -23,6 +23,7 @@ from pinyon.app.api.answering import (
 from pinyon.app.api.door import Door, door_of
 from pinyon.app.api.errors import invalid
 from pinyon.app.api.fields import SamplingFields, bounded, documented, json_body
+from pinyon.app.api.guard import namespace_of
 from pinyon.app.api.json_answer import JsonAnswer
 from pinyon.app.api.logprobs import TextLogprobs, text_logprobs
 from pinyon.app.api.sse import DONE, Stream, data_event, until_disconnect
@@ -109,11 +110,11 @@ async def completions(
     request: Request, body: Annotated[CompletionRequest, Depends(json_body(CompletionRequest))]
 ) -> Response:
     """Go on with a text. Several prompts give their choices one after the other."""
-    return await until_disconnect(request.receive, _respond(door_of(request), body))
+    return await until_disconnect(request.receive, _respond(door_of(request), body, namespace_of(request)))
 
 
-async def _respond(door: Door, body: CompletionRequest) -> Response:
-    asks = body.asks()
+async def _respond(door: Door, body: CompletionRequest, namespace: str) -> Response:
+    asks = [msgspec.structs.replace(ask, namespace=namespace) for ask in body.asks()]
     model = await door.model(body.model)
     echoes = [await _shown(model, prompt) if body.echo else "" for prompt in body.prompts()]
     answers = await all_accepted(door, model, asks)

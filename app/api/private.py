@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from http import HTTPStatus
 from importlib.metadata import version
+from pathlib import Path
 from typing import Final
 
 from fastapi import APIRouter, Request
@@ -61,6 +62,7 @@ async def status(request: Request) -> Response:
             running=door.running,
             waiting=door.waiting,
             is_draining=door.is_draining,
+            why_no_disk=door.service.why_no_disk,
         )
     )
 
@@ -88,6 +90,19 @@ async def cancel(request: Request) -> Response:
     wanted = wire.decode_body(await request.body(), wire.Cancel)
     await door.cancel(wanted.ask_id)
     return Response()
+
+
+@router.post("/clear")
+async def clear(request: Request) -> Response:
+    """Forget what is cached, also by other processes on disk. Answers go on."""
+    door = _door(request)
+    wanted = wire.decode_body(await request.body(), wire.Clear)
+    path = None if wanted.path is None else Path(os.fsdecode(wanted.path))
+    try:
+        removed = await door.service.clear(path, time.time() - wanted.older_than_s)
+    except (EngineError, OSError) as error:
+        raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, str(error)) from error
+    return JsonAnswer(removed)
 
 
 def _door(request: Request) -> Door:
@@ -122,7 +137,8 @@ async def _loading(door: Door, wanted: wire.Load) -> AsyncGenerator[wire.FromSer
         while not (await asyncio.wait((loading,), timeout=PROGRESS_S))[0]:
             yield Loading(done)
         model = loading.result()
-        yield wire.Loaded(os.fsencode(model.record.path), model.name, model.context_tokens, model.threads)
+        path = os.fsencode(model.record.path)
+        yield wire.Loaded(path, model.name, model.context_tokens, model.threads, model.why_no_disk)
     finally:
         loading.cancel()
 

@@ -12,9 +12,11 @@ from pathlib import Path
 import psutil
 
 from pinyon.app.errors import UsageError
+from pinyon.app.limits import MAX_CLIENT_TOKENS
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _TOKEN = re.compile(r"[!-~]{16,1024}")
+_MAX_FILE_BYTES = MAX_CLIENT_TOKENS * 1026
 
 
 def is_loopback(host: str) -> bool:
@@ -85,16 +87,16 @@ def describe_reach(host: str, port: int) -> str:
     return "\n".join(lines)
 
 
-def read_or_create_token(path: Path) -> str:
-    """The token in the file, which is created (0600) where there is none. Raises UsageError, saying what to do."""
+def read_or_create_tokens(path: Path) -> tuple[str, ...]:
+    """The tokens in the file, which is created (0600) with one where there is none. Raises UsageError, saying what to do."""
     try:
-        return _create_token(path)
+        return (_create_token(path),)
     except FileExistsError:
         pass
     except OSError as error:
         raise UsageError(f"--token-file {path} cannot be created: {error.strerror}") from error
     try:
-        return _read_token(path)
+        return _read_tokens(path)
     except OSError as error:
         raise UsageError(f"--token-file {path} cannot be read: {error.strerror}") from error
 
@@ -107,7 +109,7 @@ def _create_token(path: Path) -> str:
     return token
 
 
-def _read_token(path: Path) -> str:
+def _read_tokens(path: Path) -> tuple[str, ...]:
     # Without O_NONBLOCK a named pipe would hold the start up for ever. Windows knows neither.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(descriptor, "rb") as file:
@@ -118,14 +120,24 @@ def _read_token(path: Path) -> str:
             raise UsageError(
                 f"--token-file {path} can be used by others (mode {status.st_mode & 0o777:04o}): chmod 600 {shlex.quote(str(path))}"
             )
-        content = file.read(2048)
-    token = content.decode("ascii", "replace").strip()
-    if not _TOKEN.fullmatch(token):
+        content = file.read(_MAX_FILE_BYTES + 1)
+    lines = [line.strip() for line in content.decode("ascii", "replace").split("\n")]
+    tokens = tuple(dict.fromkeys(filter(None, lines)))
+    if fault := _fault_of(lines, len(tokens), len(content)):
         raise UsageError(
-            f"--token-file {path} holds no token: one line of 16 to 1,024 ASCII characters without spaces; "
-            "delete it, and the next start writes a new one"
+            f"--token-file {path} {fault}: it takes a token a line, each of 16 to 1,024 ASCII characters without spaces; "
+            "correct it, or delete it, and the next start writes a new one"
         )
-    return token
+    return tokens
+
+
+def _fault_of(lines: list[str], tokens: int, size_bytes: int) -> str | None:
+    if not tokens:
+        return "holds no token"
+    if tokens > MAX_CLIENT_TOKENS or size_bytes > _MAX_FILE_BYTES:
+        return f"holds more than {MAX_CLIENT_TOKENS} tokens"
+    number = next((number for number, line in enumerate(lines, 1) if line and not _TOKEN.fullmatch(line)), None)
+    return None if number is None else f"holds no token in line {number}"
 
 
 def _others(host: str) -> str:

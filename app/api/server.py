@@ -26,7 +26,7 @@ from pinyon.app.api.connection import GuardedConnection
 from pinyon.app.api.door import Door
 from pinyon.app.api.guard import Guard, GuardRules
 from pinyon.app.api.metrics import Metrics
-from pinyon.app.api.reach import bracketed, is_loopback, is_wildcard, read_or_create_token, require_token
+from pinyon.app.api.reach import bracketed, is_loopback, is_wildcard, read_or_create_tokens, require_token
 from pinyon.app.errors import ServerError
 from pinyon.app.limits import SHUTDOWN_GRACE_S
 from pinyon.app.running import ServerFile, data_folder_held, published
@@ -65,8 +65,8 @@ async def serve(options: ServeOptions, folders: Folders, settings: Settings, pre
         Exception: whatever `prepare` raises.
     """
     require_token(options.host, options.token_file)
-    token = None if options.token_file is None else read_or_create_token(options.token_file)
-    rules = GuardRules.for_bind(options.host, options.allow_hosts, options.allow_origins, token)
+    tokens = () if options.token_file is None else read_or_create_tokens(options.token_file)
+    rules = GuardRules.for_bind(options.host, options.allow_hosts, options.allow_origins, tokens)
     _leave_no_core_dumps()
     logging.basicConfig(format="pinyon: %(message)s", level=logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancel)

@@ -17,7 +17,10 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """Figures about one answer: tokens, seconds, tokens per second. `context_tokens` is the room that was loaded."""
+    """Figures about one answer: tokens, seconds, tokens per second. `context_tokens` is the room that was loaded.
+
+    `why_no_disk` says why nothing computed is kept on disk; empty where it is.
+    """
 
     model: str
     finish_reason: str
@@ -35,6 +38,7 @@ class Stats(msgspec.Struct, frozen=True):
     prompt_tokens_per_s: float
     tokens_per_s: float
     cache: CacheReport
+    why_no_disk: str
 
     @classmethod
     def of(cls, model: "Model", finished: Finished, load_s: float) -> "Stats":
@@ -57,6 +61,7 @@ class Stats(msgspec.Struct, frozen=True):
             # The first token belongs to the prefill.
             tokens_per_s=_rate(usage.completion_tokens - 1, timings.decode_s),
             cache=finished.cache,
+            why_no_disk=model.why_no_disk,
         )
 
 

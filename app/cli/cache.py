@@ -1,18 +1,27 @@
 """`pinyon cache`: what is kept of computed prompts on disk, why a prompt was not found there, and how to get rid of it."""
 
+import asyncio
 import datetime as dt
 import re
 import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from pinyon.app.errors import UsageError
-from pinyon.app.kv_files import clear, damaged, kept, notes
+from pinyon.app.errors import FolderInUseError, UsageError
+from pinyon.app.kv_files import clear, damaged, held, kept, notes
+from pinyon.app.running import read_server
 from pinyon.app.settings import Folders, load_settings
+from pinyon.engine.block_store import Removed
 from pinyon.engine.cache_report import Miss
 from pinyon.models.disk import printable
 from pinyon.models.store import Store
+
+if TYPE_CHECKING:
+    from pinyon.app.remote import RemoteService
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
 _REASONS = {
@@ -44,8 +53,10 @@ def status() -> None:
         f"holds   {sum(each.size_bytes for each in held) // MIB:,} MiB in {sum(each.blocks for each in held):,} blocks"
     )
     print(f"limits  {budget.disk_cap_bytes // MIB:,} MiB on disk, {budget.ram_cap_bytes // MIB:,} MiB in memory")
-    if budget.folder is None:
-        print(f"pinyon: nothing is kept on disk: {budget.why_no_disk}", file=sys.stderr)
+    server = asyncio.run(_server(folders))
+    why_no_disk = budget.why_no_disk if server is None else asyncio.run(server.status()).why_no_disk
+    if why_no_disk:
+        print(f"pinyon: nothing computed is kept on disk: {why_no_disk}", file=sys.stderr)
 
 
 @command.command(name="list")
@@ -93,13 +104,35 @@ def why(request_id: str | None, as_json: bool) -> None:
 @click.option("--model", metavar="NAME", help="Only what is kept for this model.")
 @click.option("--older-than", metavar="AGE", default="0m", help="Only what was written longer ago: 45m, 12h, 30d.")
 def clear_(model: str | None, older_than: str) -> None:
-    """Delete what is kept."""
+    """Delete what is kept, also what a running server holds in memory."""
     folders = Folders.of_user()
     age_s = _seconds(older_than)
-    path = None if model is None else printable(Store(folders.models).resolve(model).path)
-    chosen = [each for each in kept(folders.kv) if path in (None, each.about.model)]
-    freed = sum(clear(each.folder, age_s) for each in chosen)
-    print(f"freed {freed / 1e6:,.0f} MB", file=sys.stderr)
+    path = None if model is None else Store(folders.models).resolve(model).path
+    if (server := asyncio.run(_server(folders))) is not None:
+        cleared = asyncio.run(server.clear(path, age_s))
+        who = f"the server at {server.url} forgot"
+    else:
+        cleared, who = _cleared(folders.kv, path, time.time() - age_s), "deleted"
+    print(f"{who} {cleared.blocks:,} blocks with {cleared.size_bytes / 1e6:,.0f} MB", file=sys.stderr)
+
+
+async def _server(folders: Folders) -> "RemoteService | None":
+    if read_server(folders) is None:
+        return None
+    from pinyon.app.remote import find_server  # noqa: PLC0415  an HTTP client takes 0.07 s to import
+
+    return await find_server(folders)
+
+
+def _cleared(folder: Path, model: Path | None, before_s: float) -> Removed:
+    if not folder.exists():
+        return Removed()
+    try:
+        with held(folder):
+            return clear(folder, model, before_s)
+    except FolderInUseError as error:
+        print(f"pinyon: {error}: what it holds in memory stays until it ends", file=sys.stderr)
+        return clear(folder, model, before_s)
 
 
 @command.command()

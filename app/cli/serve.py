@@ -28,7 +28,7 @@ DEFAULT_PORT = 8642
     "--token-file",
     type=click.Path(path_type=Path),
     metavar="F",
-    help="Serve only who knows the token in F, which is written if absent. Needed where others can reach the address.",
+    help="Serve only who knows a token in F, one a line; F is written if absent. Needed where others can reach the address.",
 )
 @click.option("--allow-host", multiple=True, metavar="H", help="Answer to this name too; repeatable.")
 @click.option("--allow-origin", multiple=True, metavar="O", help="Let pages of this origin use the server; repeatable.")
@@ -70,6 +70,8 @@ def command(
             line = f"{loaded.name} is loaded, with a context of {loaded.context_tokens:,} tokens."
         elif settings.model is not None:
             line = f"{settings.model} is loaded with the first request."
+        if service.why_no_disk:
+            line += f"\nNothing computed is kept on disk: {service.why_no_disk}."
         print(f"{line}\nCtrl+C or `pinyon stop` ends it.", file=sys.stderr, flush=True)
 
     options = ServeOptions(host, port, settings.model, token_file, allow_host, allow_origin)

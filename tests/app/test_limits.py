@@ -7,6 +7,7 @@ from pinyon.app import limits
 SHOWN = {
     "body of a request": "8 MiB",
     "request line and headers": "32 KiB, 200 headers",
+    "tokens in --token-file": "256",
     "open connections": "512",
     "answers computed or waiting at once, each choice of n counted": "191",
     "time to receive a request": "15 s",

@@ -22,7 +22,7 @@ from pinyon.models.errors import TemplateMissingError
 
 NONCE = "a nonce"
 ASK = Ask(RawText("a secret prompt"))
-LOADED = wire.Loaded(b"/m.gguf", "m", 256, 2)
+LOADED = wire.Loaded(b"/m.gguf", "m", 256, 2, "")
 FINISHED = Finished((FinishReason.STOP,), Usage(1, 1), Timings(0, 0, 0), 7)
 
 

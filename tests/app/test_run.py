@@ -219,7 +219,7 @@ def test_json_has_the_thoughts_where_there_are_any(capsys, chunks, reasoning):
     for chunk in chunks:
         answer.add(chunk)
     finished = Finished((FinishReason.STOP,), Usage(1, 5, 3), Timings(0, 0, 0), 7)
-    answer.end(Stats.of(SimpleNamespace(name="m", context_tokens=9, threads=1), finished, 0.0))
+    answer.end(Stats.of(SimpleNamespace(name="m", context_tokens=9, threads=1, why_no_disk=""), finished, 0.0))
     printed = json.loads(capsys.readouterr().out)
     assert (printed["text"], printed.get("reasoning"), printed["reasoning_tokens"]) == ("42", reasoning, 3)
 

@@ -50,6 +50,8 @@ TO_WORKER = [
     protocol.Cancel("ü-1"),
     protocol.Tokenize(3, (Text("x"), Tokens((1, 2)))),
     protocol.Detokenize(2**40, (1, 2, 3)),
+    protocol.Forget(4, "ü-1"),
+    protocol.Forget(4, None, 1.5e9),
 ]
 FROM_WORKER = [
     protocol.Loading(0.5),
@@ -59,6 +61,8 @@ FROM_WORKER = [
     protocol.Events(()),
     protocol.TokenizeReply(0, (1, 2)),
     protocol.DetokenizeReply(1, "text \ufffd"),
+    protocol.NoDisk("no room"),
+    protocol.ForgetReply(4, 3, 2**40),
     protocol.CallFailed(1, Failed(FailureKind.INVALID_REQUEST, "why", {"n": 1}, "field")),
 ]
 DECODERS = [protocol.decode_to_worker, protocol.decode_from_worker]

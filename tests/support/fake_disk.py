@@ -49,5 +49,10 @@ class FakeDisk:
             read.set_result(self.files[block.key][1])
         return read
 
+    def settled(self) -> "Future[None]":
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
     def close(self) -> None:
         """Nothing is open."""

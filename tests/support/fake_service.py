@@ -59,6 +59,7 @@ class FakeModel:
     """As LoadedModel. While `unpaused` is not set, steps are the test's; `tokenising` set back holds prompts before they are queued."""
 
     threads = 1
+    why_no_disk = ""
 
     def __init__(
         self,
@@ -148,6 +149,8 @@ class FakeModel:
             reasoning=self._reasoning if is_chat else None,
             use_cache=ask.use_cache,
             private=ask.private,
+            namespace=ask.namespace,
+            conversation=ask.conversation,
         )
 
     def _deliver(self, emitted: Sequence[Emitted]) -> None:

@@ -27,7 +27,7 @@ class RecordingFiles(FileSystem):
         self._note("paths", folder)
         return super().paths(folder)
 
-    def head(self, path: Path, max_bytes: int) -> tuple[bytes, int]:
+    def head(self, path: Path, max_bytes: int) -> tuple[bytes, int, float]:
         self._note("head", path)
         return super().head(path, max_bytes)
 
@@ -82,10 +82,10 @@ class FaultyFiles(RecordingFiles):
         self._is_short("paths", folder)
         return super().paths(folder)
 
-    def head(self, path: Path, max_bytes: int) -> tuple[bytes, int]:
+    def head(self, path: Path, max_bytes: int) -> tuple[bytes, int, float]:
         is_short = self._is_short("head", path)
-        data, size_bytes = super().head(path, max_bytes)
-        return (data[: len(data) // 2], size_bytes) if is_short else (data, size_bytes)
+        data, *status = super().head(path, max_bytes)
+        return (data[: len(data) // 2] if is_short else data, *status)
 
     def read(self, path: Path) -> bytes:
         is_short = self._is_short("read", path)

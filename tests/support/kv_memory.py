@@ -69,7 +69,7 @@ class UnifiedMemory:
     def import_state(self, sequence_id: int, state: bytes) -> bool:
         """Replace what the sequence holds; False, and nothing held, for truncated bytes or too few cells."""
         self.remove_sequence(sequence_id)
-        values = array("i", state[: len(state) // 4 * 4])
+        values = array("i", bytes(state[: len(state) // 4 * 4]))
         if len(state) < 8 or len(state) != 4 * (2 + 2 * values[1]):
             return False
         return self._place([sequence_id], [*zip(values[2::2], values[3::2], strict=True)])

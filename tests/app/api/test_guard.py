@@ -19,7 +19,7 @@ PAGE = "https://app.test"
 LOCAL = (b"host", b"127.0.0.1:8642")
 OPEN = GuardRules.for_bind("127.0.0.1")
 PAGES = GuardRules.for_bind("127.0.0.1", allow_origins=[PAGE])
-CLOSED = GuardRules.for_bind("127.0.0.1", allow_origins=[PAGE], token=TOKEN)
+CLOSED = GuardRules.for_bind("127.0.0.1", allow_origins=[PAGE], tokens=[TOKEN])
 
 BAD_HOSTS = """evil.test 127.0.0.1.evil.test localhost.evil.test evil.test:8642 0.0.0.0 0.0.0.0:8642 [::] [::ffff:127.0.0.1]
 192.168.1.5 192.168.1.5:8642 localhost. localhost.:8642 user@localhost localhost@evil.test 127.1 2130706433 0x7f.1 0177.0.0.1

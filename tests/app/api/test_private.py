@@ -18,8 +18,9 @@ from pinyon.app.ask import Ask, RawText
 from pinyon.app.errors import ModelSlotError
 from pinyon.app.running import KEY_HEADER, key, proof
 from pinyon.app.settings import Settings
+from pinyon.engine.block_store import Removed
 from pinyon.engine.client import EngineState
-from pinyon.engine.errors import ModelLoadError
+from pinyon.engine.errors import EngineError, ModelLoadError
 from pinyon.engine.events import Chunk, Finished, FinishReason, Progress, Timings, Usage
 from pinyon.engine.protocol import FrameBuffer, Loading
 from pinyon.models.errors import TemplateMissingError
@@ -41,7 +42,7 @@ class FakeModel:
     """Answers with BEGUN, and ends when it is let go or cancelled."""
 
     def __init__(self, name="m", error=None):
-        self.name, self.context_tokens, self.threads = name, 256, 2
+        self.name, self.context_tokens, self.threads, self.why_no_disk = name, 256, 2, ""
         self.record = SimpleNamespace(path=Path(f"/{name}.gguf"), name=name, source=Source.ADDED)
         self.error = error
         self.may_end, self.cancelled, self.was_left = asyncio.Event(), False, False
@@ -75,6 +76,14 @@ class FakeService:
         self.may_load.set()
         self.engine_state = EngineState.READY
         self.store = None
+        self.why_no_disk = "the setting cache_disk_mib is 0"
+        self.cleared = []
+
+    async def clear(self, model, before_s):
+        if self.error is not None:
+            raise self.error
+        self.cleared.append((model, before_s))
+        return Removed(3, 700)
 
     async def load(self, name, context_tokens=None, on_progress=None):
         if on_progress is not None:
@@ -140,7 +149,8 @@ async def test_what_is_no_challenge_is_not_answered(client, challenge):
     "headers", [{}, {KEY_HEADER: "ü".encode()}, {KEY_HEADER: proof(NONCE, CHALLENGE)}], ids=["none", "odd", "a proof"]
 )
 @pytest.mark.parametrize(
-    ("method", "route"), [("GET", "status"), ("POST", "load"), ("POST", "generate"), ("POST", "cancel")]
+    ("method", "route"),
+    [("GET", "status"), ("POST", "load"), ("POST", "generate"), ("POST", "cancel"), ("POST", "clear")],
 )
 async def test_only_a_reader_of_the_server_s_file_gets_further(client, service, method, route, headers):
     answer = await client.request(method, f"/pinyon/{route}", content=wire.encode(GENERATE), headers=headers)
@@ -154,6 +164,20 @@ async def test_every_private_route_but_identity_needs_the_key(client):
         assert answer.status_code == (400 if route.path == "/pinyon/identity" else 403), route.path
 
 
+@pytest.mark.parametrize("path", [b"/m.gguf", None])
+async def test_what_is_cached_is_cleared_up_to_the_age_that_was_asked_for(client, service, monkeypatch, path):
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    answer = await client.post("/pinyon/clear", content=wire.encode(wire.Clear(path, 60.0)), headers=KEY)
+    assert msgspec.json.decode(answer.content, type=Removed) == Removed(3, 700)
+    assert service.cleared == [(None if path is None else Path("/m.gguf"), 940.0)]
+
+
+async def test_what_cannot_be_deleted_is_told(client, service):
+    service.error = EngineError("not all of it could be deleted: Input/output error")
+    answer = await client.post("/pinyon/clear", content=wire.encode(wire.Clear(None, 0.0)), headers=KEY)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (500, str(service.error))
+
+
 async def test_status_before_and_after_a_load(client):
     async def status():
         return msgspec.json.decode((await client.get("/pinyon/status", headers=KEY)).content, type=wire.Status)
@@ -162,13 +186,14 @@ async def test_status_before_and_after_a_load(client):
     assert (before.model, before.context_tokens, before.threads) == (None, None, None)
     await post(client, "load", wire.Load(b"/m.gguf", None))
     after = await status()
+    assert after.why_no_disk == "the setting cache_disk_mib is 0"
     assert (after.model, after.context_tokens, after.threads) == ("m", 256, 2)
     assert (after.engine_state, after.running, after.waiting, after.is_draining) == ("ready", 0, 0, False)
 
 
 @pytest.mark.parametrize(("path", "context"), [(b"/m.gguf", None), (b"/m.gguf", 256), (b"/m.gguf", 2), (None, None)])
 async def test_a_model_that_will_do_is_loaded(client, path, context):
-    assert await post(client, "load", wire.Load(path, context)) == [wire.Loaded(b"/m.gguf", "m", 256, 2)]
+    assert await post(client, "load", wire.Load(path, context)) == [wire.Loaded(b"/m.gguf", "m", 256, 2, "")]
 
 
 async def test_a_load_that_takes_time_shows_how_far_it_is(client, service, monkeypatch):

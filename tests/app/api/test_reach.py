@@ -9,6 +9,7 @@ import pytest
 
 from pinyon.app.api import reach
 from pinyon.app.errors import UsageError
+from pinyon.app.limits import MAX_CLIENT_TOKENS
 
 OPEN_TO_THE_NETWORK = "Open to everyone who can reach 192.168.1.5 on your network. The token keeps them out; nothing is encrypted on the way."
 LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
@@ -112,12 +113,12 @@ def test_the_banner_of_a_wildcard_names_each_address(host, urls, interfaces):
 
 def test_an_absent_token_file_is_written_for_the_owner_alone(tmp_path):
     path = tmp_path / "token"
-    token = reach.read_or_create_token(path)
+    (token,) = reach.read_or_create_tokens(path)
     assert path.read_text() == f"{token}\n"
     assert path.stat().st_mode & 0o777 == 0o600
     assert len(token) == 43
-    assert reach.read_or_create_token(path) == token
-    assert reach.read_or_create_token(tmp_path / "other") != token
+    assert reach.read_or_create_tokens(path) == (token,)
+    assert reach.read_or_create_tokens(tmp_path / "other") != (token,)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o610, 0o644])
@@ -126,37 +127,65 @@ def test_a_token_that_others_can_use_is_refused_with_the_command_that_helps(tmp_
     path.write_text("t" * 32)
     path.chmod(mode)
     with pytest.raises(UsageError, match=rf"mode 0{mode:o}\): chmod 600 '{path}'"):
-        reach.read_or_create_token(path)
+        reach.read_or_create_tokens(path)
     path.chmod(0o600)
-    assert reach.read_or_create_token(path) == "t" * 32
+    assert reach.read_or_create_tokens(path) == ("t" * 32,)
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\n", b"short", b"t" * 15, b"t" * 1025, b"two words" * 4, b"t" * 32 + b"\n" + b"t" * 32, b"\xc3\xa9" * 16],
+    [b"", b"\n", b"short", b"t" * 15, b"t" * 1025, b"two words" * 4, b"t" * 32 + b"\nshort", b"\xc3\xa9" * 16],
 )
 def test_a_file_without_a_token_is_refused(tmp_path, content):
     path = tmp_path / "token"
     path.touch(0o600)
     path.write_bytes(content)
     with pytest.raises(UsageError, match=r"holds no token.*delete it"):
-        reach.read_or_create_token(path)
+        reach.read_or_create_tokens(path)
     assert path.read_bytes() == content
+
+
+def test_each_line_holds_a_token_of_its_own(tmp_path):
+    path = tmp_path / "token"
+    path.touch(0o600)
+    path.write_bytes(b"\n" + b"a" * 16 + b"\r\n\n" + b"b" * 1024 + b"\n" + b"a" * 16)
+    assert reach.read_or_create_tokens(path) == ("a" * 16, "b" * 1024)
+
+
+@pytest.mark.parametrize("length", [16, 1024])
+def test_as_many_tokens_as_are_allowed_and_one_more(tmp_path, length):
+    path = tmp_path / "token"
+    path.touch(0o600)
+    lines = [f"{number:0{length}}\r\n" for number in range(MAX_CLIENT_TOKENS)]
+    path.write_bytes("".join(lines).encode())
+    assert len(reach.read_or_create_tokens(path)) == MAX_CLIENT_TOKENS
+    path.write_bytes("".join([*lines, "x" * length]).encode())
+    with pytest.raises(UsageError, match="more than 256 tokens"):
+        reach.read_or_create_tokens(path)
+
+
+def test_a_line_that_is_no_token_is_named_and_not_quoted(tmp_path):
+    path = tmp_path / "token"
+    path.touch(0o600)
+    path.write_text("t" * 32 + "\nmistyped secret\n")
+    with pytest.raises(UsageError, match="no token in line 2") as refused:
+        reach.read_or_create_tokens(path)
+    assert "mistyped" not in str(refused.value)
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "token", 0o600)
     with pytest.raises(UsageError, match="not a regular file"):
-        reach.read_or_create_token(tmp_path / "token")
+        reach.read_or_create_tokens(tmp_path / "token")
 
 
 def test_a_path_that_cannot_be_used_is_an_error_of_use(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="cannot be created: No such file"):
-        reach.read_or_create_token(tmp_path / "absent" / "token")
+        reach.read_or_create_tokens(tmp_path / "absent" / "token")
 
     def denied(path, flags, *mode):
         raise FileExistsError if mode else PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", denied)
     with pytest.raises(UsageError, match="cannot be read: Permission denied"):
-        reach.read_or_create_token(tmp_path / "token")
+        reach.read_or_create_tokens(tmp_path / "token")
