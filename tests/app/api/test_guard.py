@@ -9,9 +9,10 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
 
 from pinyon.app import limits
-from pinyon.app.api.guard import Guard, GuardRules, shown
+from pinyon.app.api.guard import Guard, GuardRules, namespace_of, shown
 from pinyon.app.errors import UsageError
 
 TOKEN = "a-token-of-some-length"
@@ -414,6 +415,47 @@ async def test_only_health_and_the_routes_with_a_key_of_their_own_are_free_of_th
         "/",
     ):
         assert (await ask(CLOSED, path=path)).status == 401
+
+
+# Namespaces
+
+OTHER = "another-token-of-some-length"
+SHARED = GuardRules.for_bind("127.0.0.1", tokens=[TOKEN, OTHER])
+
+
+async def namespace(rules, *headers, path="/v1/models"):
+    found = []
+
+    async def app(scope, receive, send):
+        found.append(namespace_of(Request(scope)))
+        await echo(scope, receive, send)
+
+    assert (await ask(rules, *headers, app=app, path=path)).status == 200
+    return found[0]
+
+
+async def test_each_token_has_a_namespace_of_its_own_which_does_not_tell_it():
+    one, again, other = [
+        await namespace(SHARED, header)
+        for header in (f"authorization: Bearer {TOKEN}", f"x-api-key: {TOKEN}", f"authorization: Bearer {OTHER}")
+    ]
+    assert one == again != other
+    assert "" not in {one, other}
+    assert one == await namespace(CLOSED, f"x-api-key: {TOKEN}")  # a second token does not take the first one's away
+    for text in (repr(SHARED), one, other):
+        assert TOKEN not in text
+        assert OTHER not in text
+
+
+@pytest.mark.parametrize(
+    "header", [f"authorization: Bearer {TOKEN}", "authorization: Bearer none", "x-api-key: ", "x: y"]
+)
+async def test_without_tokens_every_key_is_in_one_namespace(header):
+    assert await namespace(OPEN, header) == ""
+
+
+async def test_what_needs_no_token_is_in_the_common_namespace():
+    assert await namespace(SHARED, "authorization: Bearer wrong", path="/pinyon/generate") == ""
 
 
 async def test_a_wrong_host_is_refused_on_free_paths_too():
