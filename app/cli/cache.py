@@ -113,7 +113,7 @@ def clear_(model: str | None, older_than: str) -> None:
         who = f"the server at {server.url} forgot"
     else:
         cleared, who = _cleared(folders.kv, path, time.time() - age_s), "deleted"
-    print(f"{who} {cleared.blocks:,} blocks with {cleared.size_bytes / 1e6:,.0f} MB", file=sys.stderr)
+    print(f"{who} {cleared.blocks:,} blocks with {cleared.size_bytes / 1e6:,.1f} MB", file=sys.stderr)
 
 
 async def _server(folders: Folders) -> "RemoteService | None":

@@ -1,7 +1,11 @@
 import json
+import re
+import subprocess
+import sys
 
+import httpx
 import pytest
-from command_line import assert_refused, pinyon
+from command_line import assert_refused, pinyon, serving
 from tiny_models import write_tiny_llama
 
 LONG = "All of this is read once, and never again. " * 4
@@ -79,3 +83,80 @@ def test_clear_deletes_what_is_old_enough(home):
     assert [*(home / "cache").rglob("*.kv")] == []
     assert run(home, LONG)["cached_tokens"] == 0
     assert json.loads(pinyon(home, "cache", "list", "--json", check=True).stdout)[0]["blocks"] > 0
+
+
+def asked(server, prompt, token="none"):
+    """Return the tokens of a prompt, and how many of them a server had."""
+    answer = httpx.post(
+        f"{server.url}/v1/completions",
+        json={"model": "tiny", "prompt": prompt, "max_tokens": 4},
+        headers={"authorization": f"Bearer {token}"},
+        timeout=60,
+        trust_env=False,
+    )
+    usage = answer.json()["usage"]
+    return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_a_running_server_forgets_what_it_is_told_to(home, tmp_path_factory):
+    pinyon(home, "add", write_tiny_llama(tmp_path_factory.mktemp("models") / "other.gguf", seed=1), check=True)
+    run(home, "-m", "other", LONG)
+    with serving(home, "--model", "tiny", "--preload") as server:
+        tokens, cached = asked(server, LONG)
+        assert cached == 0
+        for option in (["--older-than", "1h"], ["--model", "other"]):
+            pinyon(home, "cache", "clear", *option, check=True)
+            assert asked(server, LONG) == (tokens, tokens - 1)
+        own, other = json.loads(pinyon(home, "cache", "list", "--json").stdout)
+        assert own["blocks"] > other["blocks"] == 0
+        done = pinyon(home, "cache", "clear", check=True)
+        assert re.search(rf"the server at {server.url} forgot [1-9] blocks", done.stderr.decode())
+        assert [*(home / "cache").rglob("*.kv")] == []
+        assert_refused(pinyon(home, "cache", "why"), 2, "no such request")
+        assert asked(server, LONG) == (tokens, 0)
+        assert asked(server, LONG) == (tokens, tokens - 1)
+
+
+def test_keys_find_nothing_of_each_other_also_after_a_restart(home, tmp_path_factory):
+    tokens = [f"the-token-of-client-{number}" for number in range(3)]
+    file = tmp_path_factory.mktemp("outside") / "tokens"
+    file.touch(0o600)
+    file.write_text("\n".join(tokens))
+    options = ("--token-file", str(file), "--model", "tiny", "--preload")
+    with serving(home, *options) as server:
+        length, cached = asked(server, LONG, tokens[0])
+        assert cached == 0
+        assert asked(server, LONG, tokens[1]) == (length, 0)
+    with serving(home, *options) as server:
+        assert asked(server, LONG, tokens[2]) == (length, 0)
+        for token in tokens:
+            assert asked(server, LONG, token) == (length, length - 1)
+        assert run(home, LONG)["cached_tokens"] == 0  # the owner's own commands are apart, too
+    kept = [path for path in home.rglob("*") if path.is_file() and path.suffix != ".gguf"]
+    assert [path for path in kept if any(token.encode() in path.read_bytes() for token in tokens)] == []
+
+
+def test_it_is_said_why_nothing_is_kept_on_disk(home):
+    script = "import sys, filelock\nwith filelock.FileLock(sys.argv[1]): print(flush=True); sys.stdin.read()"
+    (home / "cache" / "kv").mkdir(parents=True)
+    command = [sys.executable, "-c", script, str(home / "cache" / "kv" / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        words = f"another process uses {home / 'cache' / 'kv'}"
+        assert run(home, "x")["why_no_disk"] == words
+        assert words in pinyon(home, "cache", "clear", check=True).stderr.decode()
+        with serving(home, "--model", "tiny") as server:
+            assert f"Nothing computed is kept on disk: {words}." in server.banner.decode()
+            assert run(home, "x")["why_no_disk"] == words
+            done = pinyon(home, "cache", "status", check=True)
+            assert done.stderr.decode() == f"pinyon: nothing computed is kept on disk: {words}\n"
+        other.stdin.close()
+    assert run(home, "x")["why_no_disk"] == ""
+
+
+def test_notes_that_cannot_be_used_are_a_reason_too(home):
+    run(home, LONG)
+    (notes,) = (home / "cache").rglob("notes.db")
+    notes.write_bytes(b"this is no database" * 99)
+    done = pinyon(home, *RUN, "--stats", LONG, check=True)
+    assert json.loads(done.stdout)["why_no_disk"] == json.loads(done.stderr)["why_no_disk"] == "file is not a database"

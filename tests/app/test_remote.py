@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -15,6 +16,7 @@ from pinyon.app.errors import BusyError, ModelSlotError, ServerError, ShuttingDo
 from pinyon.app.remote import RemoteModel, RemoteService, find_server
 from pinyon.app.running import ServerFile, key, proof, published
 from pinyon.app.settings import Folders
+from pinyon.engine.block_store import Removed
 from pinyon.engine.errors import DoesNotFitError
 from pinyon.engine.events import Chunk, FailureKind, Finished, FinishReason, Progress, Timings, Usage
 from pinyon.engine.protocol import Loading
@@ -170,6 +172,30 @@ async def test_what_a_load_meets_is_raised(answer, error, words):
     async with service(answer) as (remote_service, _):
         with pytest.raises(error, match=words):
             await remote_service.load(None, None, lambda _: None)
+
+
+async def test_a_clear_says_what_it_is_about_and_tells_what_has_gone():
+    async with service(http(msgspec.json.encode(Removed(2, 300)))) as (remote_service, server):
+        assert await remote_service.clear(Path("/m.gguf"), 60.0) == Removed(2, 300)
+    head, body = server.requests[0].split(b"\r\n\r\n", 1)
+    assert b"POST /pinyon/clear" in head
+    assert key(NONCE).encode() in head
+    assert wire.decode_body(body, wire.Clear) == wire.Clear(b"/m.gguf", 60.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"", "does not answer any more"),
+        (http(b"[]"), "does not answer any more"),
+        (refusal(b"500 Oops", "Input/output error"), "500: Input/output error"),
+    ],
+    ids=["dead", "not ours", "refused"],
+)
+async def test_a_clear_that_fails_is_told(answer, words):
+    async with service(answer) as (remote_service, _):
+        with pytest.raises(ServerError, match=words):
+            await remote_service.clear(None, 0.0)
 
 
 async def events_of(answer, ask=ASK):

@@ -6,6 +6,7 @@ import queue
 import random
 import threading
 import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -103,6 +104,69 @@ def test_a_request_cancelled_before_it_was_prepared_tells_of_each_choice():
     ((name, finished),) = worker._obey(engine, protocol.Cancel("a"))
     assert (name, finished.reasons) == ("a", (FinishReason.CANCELLED,) * 3)
     assert worker._obey(engine, engine.prepare(ask("a", n=3))) == []
+
+
+def next_reply(sent):
+    while isinstance(message := sent.get(timeout=10), protocol.Events):
+        pass
+    return message
+
+
+def test_what_a_conversation_left_is_forgotten_and_told(running):
+    worker, sent, made = running
+    for conversation in ("talk", None):
+        worker._commands.put(
+            made.engine.prepare(
+                ask(f"r{conversation}", f"{conversation}" * 50, max_tokens=8, conversation=conversation)
+            )
+        )
+    worker.receive(protocol.Forget(8, "nobody"))
+    assert next_reply(sent) == protocol.ForgetReply(8, 0, 0)
+    while made.engine.busy or made.kv._blocks.has_unsaved:
+        time.sleep(0.001)
+    worker.receive(protocol.Forget(9, "talk"))
+    reply = next_reply(sent)
+    assert (reply.call, reply.blocks) == (9, 4)
+    worker.receive(protocol.Forget(10, None, time.time() + 1))
+    assert next_reply(sent).blocks == 4
+    assert [*made.kv._store._blocks()] == []
+
+
+def test_what_is_on_disk_is_known_before_anything_is_forgotten():
+    sent = queue.SimpleQueue()
+    worker = Worker(EngineConfig(b"", 1), sent.put)
+    worker.receive(protocol.Forget(1, "talk"))
+    assert worker._commands.empty()
+    worker._disk_is_settled.set_result(None)
+    assert worker._commands.get_nowait() == protocol.Forget(1, "talk")
+
+
+def test_a_request_that_is_being_prepared_leaves_nothing_either():
+    worker = Worker(EngineConfig(b"", 1), lambda _message: None)
+    made = make_engine(hashed, cells=1024, store=make_store())
+    requests = [ask(name, name * 100, conversation=name) for name in ("talk", "else")]
+    for request in requests:
+        worker.receive(protocol.Generate(request))
+    worker._obey(made.engine, protocol.Forget(1, "talk"))
+    for request in requests:
+        worker._obey(made.engine, made.engine.prepare(request))
+    while made.engine.busy:
+        made.engine.step()
+    made.engine.tidy()
+    assert {bytes(block.tokens)[:4] for block in made.kv._store._blocks() if block.start == 0} == {b"else"}
+
+
+def test_what_cannot_be_deleted_is_told(monkeypatch):
+    sent = queue.SimpleQueue()
+    worker = Worker(EngineConfig(b"", 1), sent.put)
+    engine, *_ = make_engine(hashed)
+    failed = Future()
+    failed.set_exception(OSError("Input/output error"))
+    monkeypatch.setattr(SharedKv, "forgotten", lambda _self: failed)
+    worker._obey(engine, protocol.Forget(1, "talk"))
+    reply = sent.get_nowait()
+    assert (reply.call, reply.failed.kind) == (1, FailureKind.ENGINE_ERROR)
+    assert "Input/output error; try again" in reply.failed.message
 
 
 async def test_mixed_calls_from_many_sides(clients, tiny):

@@ -1,8 +1,10 @@
 """`pinyon` as a user runs it: a process with streams, arguments, an exit code, and a home of its own."""
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 PINYON = [sys.executable, "-m", "pinyon"]
@@ -35,3 +37,27 @@ def assert_refused(done: subprocess.CompletedProcess[bytes], code: int, *words: 
     for word in words:
         assert word in message
     return message
+
+
+@contextlib.contextmanager
+def serving(home: Path, *options: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that has said where it is; its process has the attributes `url` and `banner`."""
+    with subprocess.Popen(
+        [*PINYON, "serve", "--port", "0", *options],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(home, **variables),
+    ) as server:
+        server.banner = b""
+        while b"ends it" not in server.banner and (line := server.stderr.readline()):
+            server.banner += line
+        server.url = server.banner.decode().split("\n", 1)[0]
+        try:
+            yield server
+        finally:
+            server.terminate()
+            try:
+                server.wait(20)
+            finally:
+                server.kill()
