@@ -15,7 +15,7 @@ from pinyon.engine.block_store import Removed
 from pinyon.engine.cache_notes import Note, conversation_keys, forget_conversation, forget_notes, read_notes
 from pinyon.engine.file_system import FileSystem
 from pinyon.engine.kv_folder import About, model_text, read_about, size_bytes
-from pinyon.models.disk import printable
+from pinyon.models.disk import printable, private_folder
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ def held(folder: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout  # noqa: PLC0415  commands that only look need no lock
 
     try:
-        lock = FileLock(folder / "lock", mode=0o600).acquire(blocking=False)
+        lock = FileLock(private_folder(folder) / "lock", mode=0o600).acquire(blocking=False)
     except Timeout:
         raise FolderInUseError(f"another process uses {printable(folder)}") from None
     with lock:

@@ -36,7 +36,7 @@ class Block:
     prefill_s: float = 0.0
     payload: Payload | None = None
     made_at: float = 0.0
-    conversations: set[str] = field(default_factory=set)
+    conversations: frozenset[str] = frozenset()
     children: list["Block"] = field(default_factory=list)
 
     @property

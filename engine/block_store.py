@@ -126,7 +126,7 @@ class BlockStore:
     def note(self, block: Block, conversation: str) -> None:
         """Count a block among those of a conversation, which has exactly its tokens."""
         if conversation not in block.conversations:
-            block.conversations.add(conversation)
+            block.conversations |= {conversation}
             self._noted.append((conversation, block.key))
 
     def take_noted(self) -> Noted:
@@ -138,7 +138,8 @@ class BlockStore:
         """Forget the blocks that this conversation alone has noted, and that nothing else goes on from."""
         removed = self._remove_where(lambda block: block.conversations == {conversation})
         for block in self._blocks():
-            block.conversations.discard(conversation)
+            if conversation in block.conversations:
+                block.conversations -= {conversation}
         return removed
 
     def forget_before(self, time_s: float) -> Removed:
@@ -203,7 +204,7 @@ class BlockStore:
         self._noted = [(each, block.key) for block in self._blocks() for each in block.conversations]
         for conversation, key in noted:
             if (owned := adopted.get(key)) is not None:
-                owned.conversations.add(conversation)
+                owned.conversations |= {conversation}
 
     def _adopt(self, parent: Block, header: BlockHeader) -> Block | None:
         """Return the block whose file was found, None if the file is of no use."""

@@ -125,8 +125,6 @@ async def _server(folders: Folders) -> "RemoteService | None":
 
 
 def _cleared(folder: Path, model: Path | None, before_s: float) -> Removed:
-    if not folder.exists():
-        return Removed()
     try:
         with held(folder):
             return clear(folder, model, before_s)

@@ -5,7 +5,7 @@ import time
 import pytest
 from fakes import BLOCK_BYTES, END_OF_TURN, assert_idle, make_engine, run_to_end, submit, text_of
 from faulty_files import Fault, FaultyFiles, RecordingFiles
-from kv_world import ABC, ROOMY, World, ask, check_forgotten, talk_at_random
+from kv_world import ABC, World, ask, check_forgotten, talk_at_random
 
 from pinyon.engine.block_disk import BlockDisk
 from pinyon.engine.block_store import BLOCK_TOKENS, BlockStore, Removed
@@ -227,7 +227,7 @@ def test_what_was_stored_before_the_disk_was_known_is_noted_there(tmp_path):
     run_to_end(made.engine, ask("a", ABC[:150], "talk"))
     made.engine.tidy()
     disk, notes = BlockDisk(tmp_path, b"r" * 32, RecordingFiles()), CacheNotes(tmp_path)
-    made.engine.use_disk(DiskTier(disk, [], ROOMY, notes, [], []))
+    made.engine.use_disk(DiskTier(disk, [], 1 << 30, notes, [], []))
     made.engine.close()
     world = World(tmp_path)
     assert world.files
@@ -239,9 +239,9 @@ def test_what_was_stored_before_the_disk_was_known_is_noted_there(tmp_path):
 # Trees of conversations at random
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_whatever_was_said_what_is_forgotten_goes_and_the_rest_stays(tmp_path, seed):
-    world = World(tmp_path)
+@pytest.mark.parametrize(("seed", "blocks"), [*((seed, 1000) for seed in range(4)), *((seed, 7) for seed in range(4))])
+def test_whatever_was_said_what_is_forgotten_goes_and_the_rest_stays(tmp_path, seed, blocks):
+    world = World(tmp_path, blocks=blocks)
     world, history = talk_at_random(world, seed)
     forgotten = set()
     for name in ("two", "one", "three"):
