@@ -4,8 +4,8 @@ import time
 
 import pytest
 from fakes import BLOCK_BYTES, END_OF_TURN, assert_idle, make_engine, run_to_end, submit, text_of
-from faulty_files import Fault, FaultyFiles, RecordingFiles
-from kv_world import ABC, World, ask, check_forgotten, talk_at_random
+from faulty_files import Fault, FaultyFiles
+from kv_world import ABC, QuickFiles, World, ask, check_forgotten, talk_at_random
 
 from pinyon.engine.block_disk import BlockDisk
 from pinyon.engine.block_store import BLOCK_TOKENS, BlockStore, Removed
@@ -226,7 +226,7 @@ def test_what_was_stored_before_the_disk_was_known_is_noted_there(tmp_path):
     made = make_engine(cells=1024, store=BlockStore(1000 * BLOCK_BYTES))
     run_to_end(made.engine, ask("a", ABC[:150], "talk"))
     made.engine.tidy()
-    disk, notes = BlockDisk(tmp_path, b"r" * 32, RecordingFiles()), CacheNotes(tmp_path)
+    disk, notes = BlockDisk(tmp_path, b"r" * 32, QuickFiles()), CacheNotes(tmp_path)
     made.engine.use_disk(DiskTier(disk, [], 1 << 30, notes, [], []))
     made.engine.close()
     world = World(tmp_path)

@@ -34,6 +34,7 @@ SAMPLING = [
 ]
 REQUEST = [
     Bounds("max_tokens", (None, 1, 8192), (0, -1)),
+    Bounds("conversation", (None, "x", "é" * 128), ("", "x" * 129)),
     Bounds("stop", ((), ("x",) * 16, ("é" * 128,)), (("",), ("a", ""), ("x",) * 18, ("x" * 257,), ("é" * 129,))),
     Bounds("logprobs", (None, 0, 20), (-1, 21, 10**6, *HUGE)),
     Bounds("prompt", ((), (Tokens((0, VOCAB - 1)),), (Text("\ud800"),)), ()),

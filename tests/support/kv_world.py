@@ -5,12 +5,12 @@ import sqlite3
 from pathlib import Path
 
 from fakes import BLOCK_BYTES, assert_idle, hashed, make_engine, run_to_end, text_of
-from faulty_files import RecordingFiles
 
 from pinyon.engine.block_disk import BlockDisk
 from pinyon.engine.block_file import file_bytes
 from pinyon.engine.block_store import BLOCK_TOKENS, BlockStore
 from pinyon.engine.cache_notes import CacheNotes
+from pinyon.engine.file_system import FileSystem
 from pinyon.engine.kv_folder import DiskTier
 from pinyon.engine.request import GenerateRequest, SamplingParams, Text
 
@@ -23,6 +23,13 @@ def ask(name, prompt, conversation=None, **fields):
     return GenerateRequest(name, (Text(prompt),), GREEDY, conversation=conversation, **{"max_tokens": 8, **fields})
 
 
+class QuickFiles(FileSystem):
+    """Writes without syncing."""
+
+    def write(self, path: Path, parts) -> None:
+        path.write_bytes(b"".join(parts))
+
+
 class World:
     """An engine over a folder, with room for so many `blocks` in RAM, and as many on disk; `made` is what it consists of."""
 
@@ -31,7 +38,7 @@ class World:
         self.next_token = next_token
         self.room = blocks
         self.made = make_engine(next_token, cells=cells, store=BlockStore(blocks * BLOCK_BYTES))
-        disk, self.notes = BlockDisk(folder, b"r" * 32, files or RecordingFiles()), CacheNotes(folder)
+        disk, self.notes = BlockDisk(folder, b"r" * 32, files or QuickFiles()), CacheNotes(folder)
         found = [*disk.scan()]
         noted = self.notes.noted(header.key for header in found)
         cap_bytes = blocks * file_bytes(BLOCK_BYTES)
