@@ -10,7 +10,7 @@ import psutil
 from pinyon.app.errors import FolderInUseError
 from pinyon.app.kv_files import held
 from pinyon.app.settings import Folders, Settings
-from pinyon.models.disk import private_folder
+from pinyon.models.disk import printable, private_folder
 
 MIB: Final = 1 << 20
 MAX_DISK_BYTES: Final = 10 << 30
@@ -41,7 +41,7 @@ def kv_budget(folders: Folders, settings: Settings) -> KvBudget:
     except _NoDiskError as error:
         return KvBudget(ram_cap_bytes, why_no_disk=str(error))
     except OSError as error:
-        return KvBudget(ram_cap_bytes, why_no_disk=f"{folders.kv} cannot be used: {error.strerror}")
+        return KvBudget(ram_cap_bytes, why_no_disk=f"{printable(folders.kv)} cannot be used: {error.strerror}")
 
 
 def _disk_cap_bytes(folder: Path, asked_mib: int | None) -> int:
@@ -51,9 +51,9 @@ def _disk_cap_bytes(folder: Path, asked_mib: int | None) -> int:
         return asked_mib * MIB
     usage = psutil.disk_usage(str(folder))
     if usage.free < usage.total * FULL_SHARE:
-        raise _NoDiskError(f"the disk of {folder} is nearly full: {usage.free // MIB:,} MiB are free")
+        raise _NoDiskError(f"the disk of {printable(folder)} is nearly full: {usage.free // MIB:,} MiB are free")
     if _is_removable(folder):
-        raise _NoDiskError(f"{folder} is on a removable disk")
+        raise _NoDiskError(f"{printable(folder)} is on a removable disk")
     return min(MAX_DISK_BYTES, int(usage.free * DISK_SHARE))
 
 
@@ -73,7 +73,9 @@ class KvClaim:
         except FolderInUseError as error:
             return KvBudget(budget.ram_cap_bytes, why_no_disk=str(error))
         except OSError as error:
-            return KvBudget(budget.ram_cap_bytes, why_no_disk=f"{budget.folder} cannot be locked: {error.strerror}")
+            return KvBudget(
+                budget.ram_cap_bytes, why_no_disk=f"{printable(budget.folder)} cannot be locked: {error.strerror}"
+            )
         self.is_held = True
         return budget
 

@@ -86,10 +86,8 @@ class SharedKv:
         if request.private:
             self._blocks.save_all_of(leaf)  # what an earlier request left in it; nothing that comes now
         leaf.is_private, leaf.conversation = request.private, request.conversation
-        if request.private:
-            sequence.admit(leaf, gap=gap)
-        else:
-            sequence.admit(leaf, self._blocks.begin(leaf, request.namespace, tokens), gap)
+        restore = None if request.private else self._blocks.begin(leaf, request.namespace, tokens)
+        sequence.admit(leaf, restore, gap)
         return True
 
     def _begin_alone(self, sequence: Choice) -> bool:
@@ -149,7 +147,7 @@ class SharedKv:
             sequence.leaf.is_private, sequence.leaf.conversation = True, None
 
     def forget(self, conversation: str) -> Removed:
-        """Forget what only this conversation left, which has no sequence that goes on."""
+        """Forget what only this conversation left; those of its sequences that go on `leave_no_trace`."""
         self._drop_idle(lambda leaf: leaf.conversation == conversation)
         return self._store.forget(conversation)
 

@@ -125,8 +125,9 @@ class Worker:
         try:
             tier = open_tier(Path(os.fsdecode(folder)), model, settings, self._config.kv_disk_cap_bytes)
         except (OSError, sqlite3.Error, msgspec.DecodeError) as error:
-            print(f"no KV is kept on disk: {error}", file=sys.stderr, flush=True)
-            self._send(protocol.NoDisk(str(error)))
+            reason = str(error).encode(errors="backslashreplace").decode()  # it may name a path that is no text
+            print(f"no KV is kept on disk: {reason}", file=sys.stderr, flush=True)
+            self._send(protocol.NoDisk(reason))
         else:
             self._commands.put(tier)
         finally:

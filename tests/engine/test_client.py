@@ -15,6 +15,8 @@ from asking import answer, ask, config, end_of, ids_of, text_of
 from tiny_models import write_tiny_llama
 
 from pinyon.engine import worker_process
+from pinyon.engine.block_store import Removed
+from pinyon.engine.client import EngineState
 from pinyon.engine.errors import (
     DoesNotFitError,
     EngineCrashedError,
@@ -96,6 +98,35 @@ async def test_every_open_stream_and_call_ends_when_the_worker_dies(clients):
 
 def config_of_nothing():
     return config(Path("nothing.gguf"))
+
+
+async def test_what_no_worker_holds_is_not_loaded_to_be_forgotten(clients):
+    client = clients(config_of_nothing(), command=fake_worker("os.abort()"))
+    assert await client.forget("talk") == Removed()
+    assert client.state is EngineState.STOPPED
+
+
+async def test_a_worker_is_told_what_to_forget_and_tells_what_has_gone(clients):
+    script = f"""{READY}
+send(protocol.NoDisk("no room"))
+for wanted in [("talk", 0.0), (None, 5.0)]:
+    message = read()
+    assert (message.conversation, message.before_s) == wanted
+    send(protocol.ForgetReply(message.call, 3, 400))
+message = read()
+send(protocol.CallFailed(message.call, Failed("engine_error", "not all of it")))
+read()
+os.abort()"""
+    command = fake_worker(script.replace("send(", "from pinyon.engine.events import Failed\nsend(", 1))
+    client = clients(config_of_nothing(), command=command)
+    await client.start()
+    assert await client.forget("talk") == Removed(3, 400)
+    assert await client.forget(before_s=5.0) == Removed(3, 400)
+    assert client.why_no_disk == "no room"
+    with pytest.raises(EngineError, match="not all of it"):
+        await client.forget("talk")
+    with pytest.raises(EngineCrashedError):
+        await client.forget("talk")
 
 
 async def test_a_model_that_kills_its_worker_twice_is_quarantined(clients, tmp_path):
