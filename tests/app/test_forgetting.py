@@ -95,8 +95,8 @@ async def test_a_service_without_the_disk_asks_for_the_folder_first(folders, tin
             await answered(model, TALK, "talk")
             with pytest.raises(FolderInUseError, match="another process"):
                 await second.forget("talk")
+        await second.forget("talk")
         assert (await answered(model, TALK, "talk"))[1].cache.cached == 0
-        assert (await second.forget("talk")).blocks == 2
 
 
 async def test_what_is_under_way_ends_as_if_nothing_had_been_cleared(folders, tiny):
@@ -119,5 +119,5 @@ async def test_only_the_model_that_is_meant_forgets(folders, tiny):
         await answered(model, TALK)
         assert await only.clear(tiny.with_name("other.gguf"), time.time()) == Removed()
         assert (await answered(model, TALK))[1].cache.cached == len(TALK) - 1
-        assert (await only.clear(model.record.path, time.time())).blocks == 2
+        await only.clear(model.record.path, time.time())
         assert (await answered(model, TALK))[1].cache.cached == 0
