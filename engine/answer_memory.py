@@ -11,6 +11,8 @@ from itertools import takewhile
 from typing import Final, NamedTuple
 
 MAX_ANSWERS: Final = 10_000
+MAX_TOKENS: Final = 1_000_000
+"""Of all answers together; they take about 36 bytes each."""
 MAX_HEADING_TOKENS: Final = 32
 """What may stand between a prompt's last control token and the answer: a role's name, an opened thought."""
 _KEY_BYTES: Final = 16
@@ -30,6 +32,7 @@ class AnswerMemory:
         self._bytes_of = bytes_of
         self._is_control = is_control
         self._answers: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
+        self._tokens = 0
 
     def remember(self, namespace: str, tokens: Sequence[int], prompt_tokens: int) -> list[Spelling]:
         """Remember the answer that follows the prompt in `tokens`, and return that; also without the white space at its end,
@@ -50,15 +53,19 @@ class AnswerMemory:
         return spellings
 
     def find(self, namespace: str, text: bytes) -> tuple[int, ...] | None:
-        """Return the tokens that this text had; None if it is no answer."""
-        return self._answers.get(_key(namespace, text))
+        """Return the tokens that this text had; None if it is no answer, or was remembered wrongly: notes have no checksum."""
+        tokens = self._answers.get(_key(namespace, text))
+        if tokens is None or any(map(self._is_control, tokens)) or b"".join(map(self._bytes_of, tokens)) != text:
+            return None
+        return tokens
 
     def restore(self, spellings: Iterable[Spelling]) -> None:
-        """Remember what was remembered before."""
+        """Remember what was remembered before; its tokens are of this vocabulary."""
         for key, tokens in spellings:
+            self._tokens += len(tokens) - len(self._answers.pop(key, ()))
             self._answers[key] = tokens
-        while len(self._answers) > MAX_ANSWERS:
-            self._answers.popitem(last=False)
+        while len(self._answers) > MAX_ANSWERS or self._tokens > MAX_TOKENS:
+            self._tokens -= len(self._answers.popitem(last=False)[1])
 
 
 def _key(namespace: str, text: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """What is kept beside the blocks of one root key: how answers were spelled, and what was said about the last requests.
 
 An SQLite file with one connection that writes, on a thread of its own; nobody waits for it. What cannot be written is lost, and
-nothing else.
+nothing else. A file that is damaged or too large begins anew.
 """
 
 import contextlib
@@ -22,6 +22,15 @@ _TABLES: Final = """
     CREATE TABLE IF NOT EXISTS answers (number INTEGER PRIMARY KEY, key BLOB UNIQUE NOT NULL, tokens BLOB NOT NULL);
     CREATE TABLE IF NOT EXISTS notes (number INTEGER PRIMARY KEY, note BLOB NOT NULL);
 """
+_HALVE: Final = """
+    DELETE FROM answers WHERE number < (SELECT (min(number) + max(number)) / 2 FROM answers);
+    DELETE FROM notes WHERE number < (SELECT (min(number) + max(number)) / 2 FROM notes);
+"""
+_PAGE_BYTES: Final = 4096
+"""SQLite's default."""
+_ANSWERS: Final = (
+    "SELECT key, tokens FROM answers WHERE typeof(key) = 'blob' AND typeof(tokens) = 'blob' ORDER BY number"
+)
 _ADD_ANSWER: Final = "INSERT OR REPLACE INTO answers (key, tokens) VALUES (?, ?)"
 _TRIM_ANSWERS: Final = "DELETE FROM answers WHERE number <= (SELECT max(number) FROM answers) - ?"
 _ADD_NOTE: Final = "INSERT INTO notes (note) VALUES (?)"
@@ -38,25 +47,49 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class CacheNotes:
-    """Any thread may ask for additions. Raises sqlite3.Error or OSError if the file cannot be opened."""
+    """Any thread may ask for additions. The file takes at most `cap_bytes`, and while it is written a journal as much again.
 
-    def __init__(self, folder: Path) -> None:
+    Raises sqlite3.Error or OSError if it cannot be opened.
+    """
+
+    def __init__(self, folder: Path, cap_bytes: int) -> None:
         self._path = folder / FILE_NAME
+        self._cap_bytes = cap_bytes
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-notes")
         self._database = self._thread.submit(self._open).result()
 
     def _open(self) -> sqlite3.Connection:
         self._path.touch(mode=0o600)
+        try:
+            if self._path.stat().st_size <= self._cap_bytes:
+                return self._connect()
+        except sqlite3.Error:
+            pass
+        self._path.unlink()
+        self._path.with_name(f"{FILE_NAME}-journal").unlink(missing_ok=True)
+        self._path.touch(mode=0o600)
+        return self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
         database = sqlite3.connect(self._path)
-        database.executescript(_TABLES)
+        try:
+            database.executescript(_TABLES)
+            database.execute(f"PRAGMA max_page_count = {self._cap_bytes // _PAGE_BYTES}")
+            if database.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+                raise sqlite3.DatabaseError(f"{self._path} is damaged")
+        except sqlite3.Error:
+            database.close()
+            raise
         return database
 
     def answers(self) -> list[Spelling]:
-        """Return the answers that were remembered, oldest first. Raises sqlite3.Error, msgspec.DecodeError."""
-        rows = self._thread.submit(
-            lambda: self._database.execute("SELECT key, tokens FROM answers ORDER BY number").fetchall()
-        ).result()
-        return [Spelling(key, msgspec.msgpack.decode(tokens, type=tuple[int, ...])) for key, tokens in rows]
+        """Return the answers that were remembered, oldest first; none that is unreadable. Raises sqlite3.Error."""
+        rows = self._thread.submit(lambda: self._database.execute(_ANSWERS).fetchall()).result()
+        found = []
+        for key, tokens in rows:
+            with contextlib.suppress(msgspec.DecodeError):
+                found.append(Spelling(key, msgspec.msgpack.decode(tokens, type=tuple[int, ...])))
+        return found
 
     def add(self, spellings: Sequence[Spelling], note: Note | None) -> None:
         """Have an answer's spellings written, and what is to be said about its request."""
@@ -64,8 +97,16 @@ class CacheNotes:
 
     def _write(self, spellings: Sequence[Spelling], note: Note | None) -> None:
         rows = [(key, msgspec.msgpack.encode(tokens)) for key, tokens in spellings]
-        with contextlib.suppress(sqlite3.Error), self._database:
-            self._database.executemany(_ADD_ANSWER, rows)
+        with contextlib.suppress(sqlite3.Error):
+            try:
+                self._add(rows, note)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                    self._database.executescript(_HALVE)
+
+    def _add(self, answers: Sequence[tuple[bytes, bytes]], note: Note | None) -> None:
+        with self._database:
+            self._database.executemany(_ADD_ANSWER, answers)
             self._database.execute(_TRIM_ANSWERS, (MAX_ANSWERS,))
             if note is not None:
                 self._database.execute(_ADD_NOTE, (msgspec.msgpack.encode(note),))
@@ -93,5 +134,5 @@ def read_notes(folder: Path) -> list[Note]:
     if not path.exists():
         return []
     with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
-        rows = database.execute("SELECT note FROM notes ORDER BY number").fetchall()
+        rows = database.execute("SELECT note FROM notes WHERE typeof(note) = 'blob' ORDER BY number").fetchall()
     return [msgspec.msgpack.decode(note, type=Note) for (note,) in rows]

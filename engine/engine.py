@@ -159,7 +159,7 @@ class Engine:
         """Keep KV and what belongs to it on disk from now on."""
         self._kv.use_disk(tier)
         self._notes = tier.notes
-        self._past_answers.restore(tier.answers)
+        self._past_answers.restore(each for each in tier.answers if self._vocab.has(each.tokens))
 
     def close(self) -> None:
         """Store what was computed; return when it is safe."""

@@ -26,8 +26,6 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import BinaryIO, Final, TypeAlias
 
-import msgspec
-
 if sys.platform != "win32":
     import resource
 
@@ -119,7 +117,7 @@ class Worker:
         model = Path(os.fsdecode(self._config.model_path))
         try:
             tier = open_tier(Path(os.fsdecode(folder)), model, settings, self._config.kv_disk_cap_bytes)
-        except (OSError, sqlite3.Error, msgspec.DecodeError) as error:
+        except (OSError, sqlite3.Error) as error:
             print(f"no KV is kept on disk: {error}", file=sys.stderr, flush=True)
         else:
             self._commands.put(tier)
