@@ -1,7 +1,7 @@
 """Engines of a tiny model in this process, over a folder of KV; what they had native code take in; what folders hold."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,9 +72,9 @@ def kept_engine(
     context: int | None = None,
     ram_cap_bytes: int = ROOMY,
     disk_cap_bytes: int = ROOMY,
-    settings: Sequence[str] = (),
+    changed: Callable[[list[str]], list[str]] = lambda settings: settings,
 ) -> Iterator[KeptEngine]:
-    """Run an engine that keeps KV in a folder; `settings` are added to those that its KV depends on.
+    """Run an engine that keeps KV in a folder; the settings that its KV depends on can be `changed`.
 
     Whatever it costs, what was kept comes back: the tiny model computes as fast as files are read.
     """
@@ -91,7 +91,7 @@ def kept_engine(
 
         blocks._memory = _Spied(loaded, import_state)
         if folder is not None:
-            tier = open_tier(folder, model, [*loaded.context.kv_settings, *settings], disk_cap_bytes)
+            tier = open_tier(folder, model, changed([*loaded.context.kv_settings]), disk_cap_bytes)
             loaded.engine.use_disk(tier)
         try:
             yield made
