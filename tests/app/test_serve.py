@@ -7,12 +7,12 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 
 import httpx
 import psutil
 import pytest
 from command_line import PINYON, assert_refused, environment, pinyon
+from served import serving, until, worker_of
 from tiny_models import write_tiny_llama
 
 from pinyon.app.cli.ps import _duration
@@ -20,30 +20,6 @@ from pinyon.app.settings import Folders
 
 ANSWER = ["run", "-m", "tiny", "--seed", "1", "--max-tokens", "30"]
 FIGURES = ("load_s", "queue_s", "prefill_s", "decode_s", "prompt_tokens_per_s", "tokens_per_s")
-
-
-@contextlib.contextmanager
-def serving(home, *options):
-    """A server that has said where it is; its process has the attributes `url` and `banner`."""
-    with subprocess.Popen(
-        [*PINYON, "serve", "--port", "0", *options],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(home),
-    ) as server:
-        server.banner = b""
-        while b"ends it" not in server.banner and (line := server.stderr.readline()):
-            server.banner += line
-        server.url = server.banner.decode().split("\n", 1)[0]
-        try:
-            yield server
-        finally:
-            server.terminate()
-            try:
-                server.wait(20)
-            finally:
-                server.kill()
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +53,6 @@ def server(home):
         yield started
 
 
-def worker_of(server):
-    (worker,) = (child for child in psutil.Process(server.pid).children() if "pinyon.engine.worker" in child.cmdline())
-    return worker
-
-
 @contextlib.contextmanager
 def paused(process):
     """Stop a process for as long as the context lasts."""
@@ -91,13 +62,6 @@ def paused(process):
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()
-
-
-def until(condition, limit_s=20):
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
 
 
 def waiting(server):
