@@ -49,7 +49,7 @@ def folder(model, tmp_path):
     return folder
 
 
-# Weights: R06
+# R06: another file
 
 
 @pytest.mark.model
@@ -114,7 +114,7 @@ def test_a_file_that_changes_while_it_is_read_has_no_digest(model, tmp_path, mon
     assert not (tmp_path / "weights").exists()
 
 
-# Settings: F3
+# F3: the same file, and something else is different
 
 
 @pytest.mark.model

@@ -19,11 +19,18 @@ from pinyon.engine.config import EngineConfig
 from pinyon.engine.events import Finished
 
 ABC = LONG_AGO[:150]
-PROMPTS = [ABC, ABC[:64] + "goes on in another way, and then further", ABC + "to be continued", "Once upon a time. " * 5]
+PROMPTS = [
+    ABC,
+    ABC[:64] + "goes on in another way, and then further",
+    ABC + "to be continued",
+    "Once upon a time. " * 5,
+]
 
 
 def cold_answers():
-    return [text_of(run_to_end(make_engine(cells=512).engine, ask("a", prompt, max_tokens=3))["a"]) for prompt in PROMPTS]
+    return [
+        text_of(run_to_end(make_engine(cells=512).engine, ask("a", prompt, max_tokens=3))["a"]) for prompt in PROMPTS
+    ]
 
 
 @pytest.fixture(scope="module")

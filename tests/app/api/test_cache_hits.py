@@ -11,7 +11,7 @@ import pytest
 from http_asking import CHAT, COMPLETIONS, Api, Visitor
 from kept_kv import files_in
 from real_server import real_server
-from sse_stream import check_chunks, read_stream
+from sse_stream import check_chunks
 
 from pinyon.app.ask import RawText
 
@@ -100,7 +100,7 @@ async def chat(api, *texts, streamed=False, **fields):
     return await ask(api, CHAT, {"messages": conversation(*texts), **fields}, streamed=streamed)
 
 
-# Conversations (R38)
+# Conversations, turn by turn: R38
 
 
 @pytest.mark.parametrize(("streamed", "limit"), [(False, 200), (True, 7)], ids=["ended by itself", "cut"])
