@@ -85,7 +85,7 @@ class CacheNotes:
     def answers(self) -> list[Spelling]:
         """Return the answers that were remembered, oldest first; none that is unreadable. Raises sqlite3.Error."""
         rows = self._thread.submit(lambda: self._database.execute(_ANSWERS).fetchall()).result()
-        found = []
+        found: list[Spelling] = []
         for key, tokens in rows:
             with contextlib.suppress(msgspec.DecodeError):
                 found.append(Spelling(key, msgspec.msgpack.decode(tokens, type=tuple[int, ...])))
@@ -129,10 +129,14 @@ def forget_notes(folder: Path, before_s: float) -> None:
 
 
 def read_notes(folder: Path) -> list[Note]:
-    """Return the notes of a folder, oldest first, also while another process adds some. Raises sqlite3.Error."""
+    """Return the readable notes of a folder, oldest first, also while another process adds some. Raises sqlite3.Error."""
     path = folder / FILE_NAME
     if not path.exists():
         return []
     with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
         rows = database.execute("SELECT note FROM notes WHERE typeof(note) = 'blob' ORDER BY number").fetchall()
-    return [msgspec.msgpack.decode(note, type=Note) for (note,) in rows]
+    notes: list[Note] = []
+    for (note,) in rows:
+        with contextlib.suppress(msgspec.DecodeError):
+            notes.append(msgspec.msgpack.decode(note, type=Note))
+    return notes

@@ -16,8 +16,8 @@ from kept_kv import LONG_AGO, blocks_in, kept_engine, payloads_in
 from tiny_models import FIRST_BYTE, TURN_END
 
 from pinyon.engine.answer_memory import _key
-from pinyon.engine.cache_notes import FILE_NAME
-from pinyon.engine.cache_report import Miss
+from pinyon.engine.cache_notes import FILE_NAME, CacheNotes, Note, forget_notes, read_notes
+from pinyon.engine.cache_report import CacheReport, Miss
 from pinyon.engine.errors import NativeError
 from pinyon.engine.native import Context
 from pinyon.engine.request import GenerateRequest, Text
@@ -182,14 +182,15 @@ def test_a_state_that_cannot_be_exported_is_not_stored(tiny, tmp_path, cold, mon
 @pytest.mark.parametrize(
     "damage", [flip, truncate, lambda _data, _choose: b"", lambda data, choose: choose.randbytes(len(data))]
 )
-def test_damaged_notes_cost_nothing_but_themselves(tiny, filled, cold, tmp_path, damage):
+@pytest.mark.parametrize(("name", "rounds"), [(FILE_NAME, 10), ("about.json", 2), ("weights", 3)])
+def test_what_is_damaged_beside_the_blocks_costs_nothing_but_itself(tiny, filled, cold, tmp_path, name, rounds, damage):
     choose = random.Random(5)
-    for number in range(15):
+    for number in range(rounds):
         folder = shutil.copytree(filled, tmp_path / str(number))
-        (notes,) = folder.rglob(FILE_NAME)
-        notes.write_bytes(damage(notes.read_bytes(), choose))
+        (path,) = folder.rglob(name)
+        path.write_bytes(damage(path.read_bytes(), choose))
         with kept_engine(tiny, folder) as made:
-            assert made.ask(LONG_AGO).end.cache.disk == 199
+            assert name == "weights" or made.ask(LONG_AGO).end.cache.disk == 199
             assert_right(made, cold)
         with kept_engine(tiny, folder) as made:
             assert made.ask(UNRELATED).end.cache.disk == 199, "what is computed is kept as ever"
@@ -219,6 +220,19 @@ def test_a_note_that_does_not_spell_its_text_is_not_followed(tiny, folder, cold,
     with kept_engine(tiny, folder) as made:
         assert made.engine.prepare(GenerateRequest("a", history)).prompt == made.loaded.vocab.encode(history)
         assert_right(made, cold)
+
+
+def test_notes_that_cannot_be_read_are_left_out(tmp_path):
+    notes = CacheNotes(tmp_path, 1 << 20)
+    for name in ("first", "last"):
+        notes.add([], Note(name, 100.0, 5, CacheReport()))
+    notes.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME)) as database, database:
+        database.executemany("INSERT INTO notes (note) VALUES (?)", [(b"\xc1",), (5,), ("text",), (b"",)])
+    assert [note.request_id for note in read_notes(tmp_path)] == ["first", "last"]
+    forget_notes(tmp_path, 101.0)
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
+        assert database.execute("SELECT count(*) FROM notes").fetchone() == (0,)
 
 
 # No code in files: F9, CVE-2025-69872

@@ -1,5 +1,6 @@
 """The operating system says no, at any call: answers are right and come in full, one warning tells, and no file is half there."""
 
+import errno
 import itertools
 import shutil
 import sys
@@ -10,13 +11,14 @@ from asking import answer, ask, end_of, ids_of
 from fake_disk import FakeDisk
 from fakes import BLOCK_BYTES, assert_idle, make_engine, run_to_end, text_of
 from faulty_files import Fault, FaultyFiles, RecordingFiles, settle
-from kept_kv import LONG_AGO
+from kept_kv import LONG_AGO, kept_engine
 
 from pinyon.engine import block_file
 from pinyon.engine.block_disk import REST_S, BlockDisk
 from pinyon.engine.block_store import TAIL_REST_S, BlockStore
 from pinyon.engine.config import EngineConfig
 from pinyon.engine.events import Finished
+from pinyon.engine.file_system import FileSystem
 
 ABC = LONG_AGO[:150]
 PROMPTS = [
@@ -119,6 +121,25 @@ def test_a_disk_that_stays_full_is_tried_once_a_minute(tmp_path, cold, caplog):
     made.engine.close()
 
 
+@pytest.mark.model
+@pytest.mark.parametrize("is_described", [True, False])
+def test_a_disk_that_is_full_from_the_start_is_still_read_from(tiny, tmp_path, monkeypatch, is_described):
+    folder = tmp_path / "kv"
+    with kept_engine(tiny, folder) as made:
+        text = made.ask(LONG_AGO).text
+    if not is_described:
+        next(folder.rglob("about.json")).unlink()
+
+    def refuse(_self, path, _parts):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(FileSystem, "write", refuse)
+    with kept_engine(tiny, folder) as made:
+        again = made.ask(LONG_AGO)
+        assert (again.text, again.end.cache.disk) == (text, len(LONG_AGO) - 1)
+        made.ask(LONG_AGO[::-1])
+
+
 # A real disk that is full for a real worker: no file can have more bytes than this.
 
 FULL_BYTES = 17_000
@@ -145,3 +166,15 @@ async def test_a_worker_whose_disk_is_full_answers_and_says_so_once(clients, tin
     for path in folder.rglob("*.kv"):
         block_file.decode(path.read_bytes())
     assert not [*folder.rglob("*.new")]
+
+
+@pytest.mark.model
+async def test_a_worker_without_a_folder_answers_and_says_why(clients, tiny, tmp_path):
+    (tmp_path / "kv").write_text("a file")
+    client = clients(EngineConfig(bytes(tiny), 1, kv_ram_cap_bytes=1 << 20, kv_folder=bytes(tmp_path / "kv")))
+    uncached = clients(EngineConfig(bytes(tiny), 1))
+    request = ask("a", LONG_AGO, max_tokens=5)
+    assert ids_of(await answer(client, request)) == ids_of(await answer(uncached, request))
+    assert end_of(await answer(client, request)).usage.cached_tokens == len(LONG_AGO) - 1
+    await client.close()
+    assert (tmp_path / "engine-0.log").read_text(errors="replace").count("no KV is kept on disk") == 1
