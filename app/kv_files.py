@@ -138,6 +138,6 @@ def notes(folder: Path) -> list[Note]:
     """Return what was said about the last requests to all models, oldest first."""
     found: list[Note] = []
     for each in folder.glob("*/"):
-        with contextlib.suppress(sqlite3.Error, msgspec.DecodeError):
+        with contextlib.suppress(sqlite3.Error):
             found += read_notes(each)
     return sorted(found, key=lambda note: note.time_s)

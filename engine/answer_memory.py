@@ -12,6 +12,8 @@ from itertools import takewhile
 from typing import Final, NamedTuple
 
 MAX_ANSWERS: Final = 10_000
+MAX_TOKENS: Final = 1_000_000
+"""Of all answers together; they take about 36 bytes each."""
 MAX_HEADING_TOKENS: Final = 32
 """What may stand between a prompt's last control token and the answer: a role's name, an opened thought."""
 _KEY_BYTES: Final = 16
@@ -33,6 +35,7 @@ class AnswerMemory:
         self._is_control = is_control
         self._answers: OrderedDict[bytes, Spelling] = OrderedDict()
         self._conversations: defaultdict[bytes, set[str]] = defaultdict(set)
+        self._tokens = 0
 
     def remember(
         self, namespace: str, tokens: Sequence[int], prompt_tokens: int, conversation: str | None = None
@@ -56,20 +59,26 @@ class AnswerMemory:
         return spellings
 
     def find(self, namespace: str, text: bytes) -> tuple[int, ...] | None:
-        """Return the tokens that this text had; None if it is no answer."""
+        """Return the tokens that this text had; None if it is no answer, or was remembered wrongly: notes have no checksum."""
         known = self._answers.get(_key(namespace, text))
-        return None if known is None else known.tokens
+        if known is None or any(map(self._is_control, known.tokens)):
+            return None
+        return known.tokens if b"".join(map(self._bytes_of, known.tokens)) == text else None
 
     def restore(self, spellings: Iterable[Spelling], noted: Iterable[tuple[str, bytes]] = ()) -> None:
-        """Remember what was remembered before; `noted` are conversations with keys, perhaps of answers."""
+        """Remember what was remembered before; its tokens are of this vocabulary. `noted` are conversations with keys, perhaps
+        of answers.
+        """
         for spelling in spellings:
+            if (known := self._answers.pop(spelling.key, None)) is not None:
+                self._tokens -= len(known.tokens)
             self._answers[spelling.key] = spelling
+            self._tokens += len(spelling.tokens)
         for conversation, key in noted:
             if key in self._answers:
                 self._conversations[key].add(conversation)
-        while len(self._answers) > MAX_ANSWERS:
-            key, _ = self._answers.popitem(last=False)
-            self._conversations.pop(key, None)
+        while len(self._answers) > MAX_ANSWERS or self._tokens > MAX_TOKENS:
+            self._forget(next(iter(self._answers)))
 
     def forget(self, conversation: str) -> None:
         """Forget the answers that were given in this conversation alone."""
@@ -84,7 +93,7 @@ class AnswerMemory:
             self._forget(key)
 
     def _forget(self, key: bytes) -> None:
-        del self._answers[key]
+        self._tokens -= len(self._answers.pop(key).tokens)
         self._conversations.pop(key, None)
 
 

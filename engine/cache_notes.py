@@ -2,12 +2,12 @@
 conversations all of that is of.
 
 An SQLite file with one connection that writes, on a thread of its own; nobody waits for it. What cannot be written is lost, and
-nothing else. What is deleted is overwritten in the file.
+nothing else. What is deleted is overwritten in the file. A file that is damaged or too large begins anew.
 """
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -35,6 +35,16 @@ _TABLES: Final = f"""
     PRAGMA user_version = {_SCHEMA};
     COMMIT;
 """
+_HALVE: Final = """
+    DELETE FROM answers WHERE number < (SELECT (min(number) + max(number)) / 2 FROM answers);
+    DELETE FROM notes WHERE number < (SELECT (min(number) + max(number)) / 2 FROM notes);
+"""
+_PAGE_BYTES: Final = 4096
+"""SQLite's default."""
+_ANSWERS: Final = """
+    SELECT key, tokens, time_s FROM answers
+    WHERE typeof(key) = 'blob' AND typeof(tokens) = 'blob' AND typeof(time_s) = 'real' ORDER BY number
+"""
 # The keys of a conversation are those of blocks and answers, and the ids of requests.
 _ADD_ANSWER: Final = "INSERT OR REPLACE INTO answers (key, tokens, time_s) VALUES (?, ?, ?)"
 _TRIM_ANSWERS: Final = "DELETE FROM answers WHERE number <= (SELECT max(number) FROM answers) - ?"
@@ -57,25 +67,28 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class CacheNotes:
-    """Any thread may ask for additions. Raises sqlite3.Error or OSError if the file cannot be opened."""
+    """Any thread may ask for additions. The file takes at most `cap_bytes`, and while it is written a journal as much again.
 
-    def __init__(self, folder: Path) -> None:
+    Raises sqlite3.Error or OSError if it cannot be opened.
+    """
+
+    def __init__(self, folder: Path, cap_bytes: int) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-notes")
-        self._database = self._thread.submit(_opened, folder).result()
+        self._database = self._thread.submit(_opened_or_begun, folder, cap_bytes).result()
 
     def answers(self) -> list[Spelling]:
-        """Return the answers that were remembered, oldest first. Raises sqlite3.Error, msgspec.DecodeError."""
-        rows = self._thread.submit(
-            lambda: self._database.execute("SELECT key, tokens, time_s FROM answers ORDER BY number").fetchall()
-        ).result()
-        return [
-            Spelling(key, msgspec.msgpack.decode(tokens, type=tuple[int, ...]), time_s) for key, tokens, time_s in rows
-        ]
+        """Return the answers that were remembered, oldest first; none that is unreadable. Raises sqlite3.Error."""
+        rows = self._thread.submit(lambda: self._database.execute(_ANSWERS).fetchall()).result()
+        found: list[Spelling] = []
+        for key, tokens, time_s in rows:
+            with contextlib.suppress(msgspec.DecodeError):
+                found.append(Spelling(key, msgspec.msgpack.decode(tokens, type=tuple[int, ...]), time_s))
+        return found
 
     def noted(self, blocks: Iterable[bytes]) -> Noted:
         """Return which of these blocks, and of all else here, are whose; forget that of what is here no more.
 
-        Raises sqlite3.Error, msgspec.DecodeError.
+        Raises sqlite3.Error.
         """
         return self._thread.submit(_tidied, self._database, {*blocks}).result()
 
@@ -84,23 +97,35 @@ class CacheNotes:
         self._thread.submit(self._write, spellings, note, conversation)
 
     def _write(self, spellings: Sequence[Spelling], note: Note | None, conversation: str | None) -> None:
-        rows = [(key, msgspec.msgpack.encode(tokens), time_s) for key, tokens, time_s in spellings]
-        with contextlib.suppress(sqlite3.Error), self._database:
-            self._database.executemany(_ADD_ANSWER, rows)
+        keys = [each.key for each in spellings] + ([] if note is None else [note.request_id.encode()])
+        with self._making_room():
+            self._database.executemany(
+                _ADD_ANSWER, [(key, msgspec.msgpack.encode(tokens), time_s) for key, tokens, time_s in spellings]
+            )
             self._database.execute(_TRIM_ANSWERS, (MAX_ANSWERS,))
             if note is not None:
                 self._database.execute(_ADD_NOTE, (msgspec.msgpack.encode(note),))
                 self._database.execute(_TRIM_NOTES, (MAX_NOTES,))
             if conversation is not None:
-                keys = [each.key for each in spellings] + ([] if note is None else [note.request_id.encode()])
                 self._database.executemany(_ADD_KEY, [(conversation, key) for key in keys])
+
+    @contextlib.contextmanager
+    def _making_room(self) -> Iterator[None]:
+        """Write in one piece, or not at all; where the file is full, half of it goes for those to come."""
+        with contextlib.suppress(sqlite3.Error):
+            try:
+                with self._database:
+                    yield
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                    self._database.executescript(_HALVE)
 
     def add_noted(self, noted: Noted) -> None:
         """Have written which blocks are of which conversations."""
         self._thread.submit(self._write_noted, noted)
 
     def _write_noted(self, noted: Noted) -> None:
-        with contextlib.suppress(sqlite3.Error), self._database:
+        with self._making_room():
             self._database.executemany(_ADD_KEY, noted)
 
     def forget(self, conversation: str, files: Future[None]) -> Future[None]:
@@ -129,9 +154,29 @@ def _opened(folder: Path) -> sqlite3.Connection:
     path = folder / FILE_NAME
     path.touch(mode=0o600)
     database = sqlite3.connect(path)
-    database.execute("PRAGMA secure_delete = ON")
-    if database.execute("PRAGMA user_version").fetchone() != (_SCHEMA,):
-        database.executescript(_TABLES)
+    try:
+        database.execute("PRAGMA secure_delete = ON")
+        if database.execute("PRAGMA user_version").fetchone() != (_SCHEMA,):
+            database.executescript(_TABLES)
+        if database.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+            raise sqlite3.DatabaseError(f"{path} is damaged")
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database
+
+
+def _opened_or_begun(folder: Path, cap_bytes: int) -> sqlite3.Connection:
+    path = folder / FILE_NAME
+    database = None
+    with contextlib.suppress(sqlite3.Error, FileNotFoundError):
+        if path.stat().st_size <= cap_bytes:
+            database = _opened(folder)
+    if database is None:
+        path.unlink(missing_ok=True)
+        path.with_name(f"{FILE_NAME}-journal").unlink(missing_ok=True)
+        database = _opened(folder)
+    database.execute(f"PRAGMA max_page_count = {cap_bytes // _PAGE_BYTES}")
     return database
 
 
@@ -147,9 +192,13 @@ def _tidied(database: sqlite3.Connection, blocks: set[bytes]) -> Noted:
 
 
 def _notes(database: sqlite3.Connection) -> list[tuple[int, Note]]:
-    """Return the notes with their numbers, oldest first."""
-    rows = database.execute("SELECT number, note FROM notes ORDER BY number").fetchall()
-    return [(number, msgspec.msgpack.decode(note, type=Note)) for number, note in rows]
+    """Return the notes with their numbers, oldest first; none that is unreadable."""
+    rows = database.execute("SELECT number, note FROM notes WHERE typeof(note) = 'blob' ORDER BY number").fetchall()
+    notes: list[tuple[int, Note]] = []
+    for number, note in rows:
+        with contextlib.suppress(msgspec.DecodeError):
+            notes.append((number, msgspec.msgpack.decode(note, type=Note)))
+    return notes
 
 
 def _keys_of_one_alone(database: sqlite3.Connection, conversation: str) -> set[bytes]:
@@ -172,7 +221,8 @@ def _forget(database: sqlite3.Connection, conversation: str) -> None:
 def _forget_before(database: sqlite3.Connection, time_s: float) -> None:
     with database:
         database.execute("DELETE FROM answers WHERE time_s < ?", (time_s,))
-        old = [(number,) for number, note in _notes(database) if note.time_s < time_s]
+        young = {number for number, note in _notes(database) if note.time_s >= time_s}
+        old = [row for row in database.execute("SELECT number FROM notes").fetchall() if row[0] not in young]
         database.executemany("DELETE FROM notes WHERE number = ?", old)
         database.execute("DELETE FROM conversations WHERE NOT EXISTS (SELECT * FROM notes)")
 
@@ -186,14 +236,14 @@ def conversation_keys(folder: Path, conversation: str) -> set[bytes]:
 
 
 def forget_conversation(folder: Path, conversation: str) -> None:
-    """Forget what is of this conversation alone. Raises sqlite3.Error, msgspec.DecodeError."""
+    """Forget what is of this conversation alone. Raises sqlite3.Error."""
     if (folder / FILE_NAME).exists():
         with contextlib.closing(_opened(folder)) as database:
             _forget(database, conversation)
 
 
 def forget_notes(folder: Path, before_s: float) -> None:
-    """Forget what was noted before a time. Raises sqlite3.Error, msgspec.DecodeError."""
+    """Forget what was noted before a time. Raises sqlite3.Error."""
     if (folder / FILE_NAME).exists():
         with contextlib.closing(_opened(folder)) as database:
             _forget_before(database, before_s)

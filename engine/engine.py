@@ -177,7 +177,8 @@ class Engine:
         self._kv.use_disk(tier)
         if tier is not None:
             self._notes = tier.notes
-            self._past_answers.restore(tier.answers, tier.noted)
+            known = (each for each in tier.answers if self._vocab.has(each.tokens))
+            self._past_answers.restore(known, tier.noted)
 
     def forget(self, conversation: str) -> Forgetting:
         """Forget what only this conversation left. Its requests go on, and leave nothing."""

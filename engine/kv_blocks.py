@@ -16,6 +16,7 @@ from pinyon.engine.block_file import BlockDamagedError
 from pinyon.engine.block_store import BlockStore, Hit
 from pinyon.engine.cache_report import COMPARED_TOKENS, Gap, Miss
 from pinyon.engine.cost_model import CostModel
+from pinyon.engine.errors import NativeError
 from pinyon.engine.kv_cells import KvCells
 from pinyon.engine.prefix_tree import Leaf
 
@@ -254,8 +255,12 @@ class KvBlocks:
     def _export(self, leaf: Leaf, before: Block, tokens: Sequence[int]) -> Block | None:
         start, end = before.end, before.end + len(tokens)
         self._memory.copy_sequence(leaf.sequence_id, self._scratch, start, end)
-        state = self._memory.export_state(self._scratch)
-        self._memory.remove_sequence(self._scratch)
+        try:
+            state = self._memory.export_state(self._scratch)
+        except NativeError:  # nothing is kept then, and nothing else is lost
+            return None
+        finally:
+            self._memory.remove_sequence(self._scratch)
         block = self._store.add(before, tokens, state, self._costs.prefill_s(len(tokens)))
         self._bytes_per_token = len(state) // len(tokens) if block is not None else 0
         return block

@@ -26,6 +26,9 @@ _NAME_CHARS: Final = 32
 _ABOUT: Final = "about.json"
 _OWN_SHARE: Final = 0.5
 """Of the cap, for the model in use: other models' subfolders give way to it, the longest unused first."""
+_NOTES_SHARE: Final = 1 / 8
+_MAX_NOTES_BYTES: Final = 48 << 20
+"""For what is kept beside the blocks: a third for the notes, as much for their journal, and the rest for small files."""
 
 
 class About(msgspec.Struct, frozen=True):
@@ -56,22 +59,31 @@ def open_tier(folder: Path, model: Path, settings: Sequence[str], cap_bytes: int
 
     Raises:
         OSError: the folder or the model cannot be used.
-        sqlite3.Error, msgspec.DecodeError: the notes cannot be used.
+        sqlite3.Error: the notes cannot be used.
     """
     files = FileSystem()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     root = root_key(weights_digest(model, folder / "weights", files), settings)
     own, own_cap_bytes = open_root(folder, root, cap_bytes)
-    files.write(own / _ABOUT, (msgspec.json.encode(About(model_text(model), tuple(settings))),))
+    notes_bytes = min(int(own_cap_bytes * _NOTES_SHARE), _MAX_NOTES_BYTES)
+    notes = CacheNotes(own, notes_bytes // 3)
     disk = BlockDisk(own, root, files)
-    notes, found = CacheNotes(own), [*disk.scan()]
+    _write_about(own, About(model_text(model), tuple(settings)), files)
+    found, elsewhere = [*disk.scan()], _keys_elsewhere(folder, own)
     noted = notes.noted(header.key for header in found)
-    return DiskTier(disk, found, own_cap_bytes, notes, notes.answers(), noted, _keys_elsewhere(folder, own))
+    return DiskTier(disk, found, own_cap_bytes - notes_bytes, notes, notes.answers(), noted, elsewhere)
 
 
 def model_text(model: Path) -> str:
     """Return a model's path as `About` has it."""
     return os.fsencode(model).decode("utf-8", "replace")
+
+
+def _write_about(own: Path, about: About, files: FileSystem) -> None:
+    """Say what a subfolder is for, unless it does; a disk that is full can still be read from."""
+    if read_about(own) != about:
+        with contextlib.suppress(OSError):
+            files.write(own / _ABOUT, (msgspec.json.encode(about),))
 
 
 def read_about(own: Path) -> About:

@@ -74,6 +74,10 @@ class Vocab:
         """Return a token's own text, also a control token's; empty for None."""
         return "" if token is None else self._table.text(token).decode("utf-8", "replace")
 
+    def has(self, tokens: Sequence[int]) -> bool:
+        """Whether all are tokens of this vocabulary; native code aborts at others."""
+        return not tokens or 0 <= min(tokens) <= max(tokens) < self.size
+
     def is_eog(self, token: int) -> bool:
         return self._table.is_eog(token)
 

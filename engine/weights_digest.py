@@ -18,7 +18,8 @@ _Known = dict[str, bytes]
 def weights_digest(model: Path, memory: Path, files: FileSystem) -> bytes:
     """Return the digest of a model's bytes, from the file `memory` if that knows the file as it is now.
 
-    Identity is device, inode, size and time of the last change: a file that was replaced or edited is read again.
+    Identity is device, inode, size and times: a file that was replaced or edited is read again, also where its time of the
+    last change was set back. That of the last change of its status cannot be set.
 
     Raises:
         OSError: the model cannot be read, or changed meanwhile.
@@ -40,7 +41,7 @@ def weights_digest(model: Path, memory: Path, files: FileSystem) -> bytes:
 
 def _identity(model: Path) -> str:
     status = model.stat()
-    return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
+    return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
 
 
 def _read(memory: Path, files: FileSystem) -> _Known:

@@ -27,8 +27,6 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import BinaryIO, Final, TypeAlias
 
-import msgspec
-
 if sys.platform != "win32":
     import resource
 
@@ -124,7 +122,7 @@ class Worker:
         model = Path(os.fsdecode(self._config.model_path))
         try:
             tier = open_tier(Path(os.fsdecode(folder)), model, settings, self._config.kv_disk_cap_bytes)
-        except (OSError, sqlite3.Error, msgspec.DecodeError) as error:
+        except (OSError, sqlite3.Error) as error:
             reason = str(error).encode(errors="backslashreplace").decode()  # it may name a path that is no text
             print(f"no KV is kept on disk: {reason}", file=sys.stderr, flush=True)
             no_disk = NoDisk(reason)

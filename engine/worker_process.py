@@ -54,6 +54,7 @@ def _fresh_log(path: Path) -> BinaryIO:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         path.replace(path.with_suffix(".old.log"))
+    path.touch(mode=0o600)
     return path.open("a+b")
 
 

@@ -7,12 +7,12 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 
 import httpx
 import psutil
 import pytest
 from command_line import PINYON, assert_refused, environment, pinyon, serving
+from served import until, worker_of
 from tiny_models import write_tiny_llama
 
 from pinyon.app.cli.ps import _duration
@@ -53,11 +53,6 @@ def server(home):
         yield started
 
 
-def worker_of(server):
-    (worker,) = (child for child in psutil.Process(server.pid).children() if "pinyon.engine.worker" in child.cmdline())
-    return worker
-
-
 @contextlib.contextmanager
 def paused(process):
     """Stop a process for as long as the context lasts."""
@@ -67,13 +62,6 @@ def paused(process):
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()
-
-
-def until(condition, limit_s=20):
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
 
 
 def waiting(server):

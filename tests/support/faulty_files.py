@@ -60,6 +60,7 @@ class Fault(Enum):
     NO_SPACE = errno.ENOSPC
     BROKEN = errno.EIO
     READ_ONLY = errno.EROFS
+    QUOTA = errno.EDQUOT
     SHORT = 0
     """No error, but only half of the bytes."""
 

@@ -27,9 +27,11 @@ class RealServer:
 
 
 @contextlib.asynccontextmanager
-async def real_server(model: Path, home: Path, context: int | None = None) -> AsyncIterator[RealServer]:
+async def real_server(
+    model: Path, home: Path, context: int | None = None, threads: int = 2
+) -> AsyncIterator[RealServer]:
     folders = Folders.of_user({"PINYON_HOME": str(home)})
-    async with Service(folders, Settings(threads=2, context=context)) as service:
+    async with Service(folders, Settings(threads=threads, context=context)) as service:
         metrics = Metrics()
         door = Door(service, str(model), Settings(), metrics)
         await service.load(str(model))

@@ -41,7 +41,10 @@ def write_tiny_llama(
     """Write a llama model with a vocabulary of bytes; `token_types` changes the types of single tokens."""
     writer = _writer(path)
     for key, value in (metadata or {}).items():
-        (writer.add_float32 if isinstance(value, float) else writer.add_int32)(key, value)
+        is_count = key.startswith("llama.")
+        (writer.add_float32 if isinstance(value, float) else writer.add_uint32 if is_count else writer.add_int32)(
+            key, value
+        )
     _add_vocabulary(writer, template, add_bos, eos, dict(token_types or {}))
     return _finish(writer, path, VOCABULARY, np.random.default_rng(seed))
 
