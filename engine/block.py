@@ -1,4 +1,8 @@
-"""A block: the KV of a run of tokens after a certain prefix, wherever its bytes are, and the blocks that go on from there."""
+"""A block: the KV of a run of tokens after a certain prefix, wherever its bytes are, and the blocks that go on from there.
+
+Some models keep a state that cannot be cut into runs: it is what all tokens so far have made of it. Their blocks hold what can
+be cut, perhaps nothing; the rest is a checkpoint: a block of no tokens, which hangs on the one that it is the state after.
+"""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
@@ -22,7 +26,7 @@ class Block:
     """`tokens` follow what `parent` holds, from position `start` on. A whole block has 64, the tail of a prompt fewer.
 
     The bytes are in RAM (`payload`), on disk, or both; `prefill_s` is what computing them took. A namespace's first block is
-    empty and has no parent. Only whole blocks have children. These are sorted by their tokens: those that begin alike are
+    empty and has no parent. Only whole blocks have children, each but the first may have a checkpoint. Children are sorted by their tokens: those that begin alike are
     neighbours, so thousands of prompts that differ from their first block on are searched in a few steps.
     """
 
@@ -34,6 +38,7 @@ class Block:
     prefill_s: float = 0.0
     payload: Payload | None = None
     children: list["Block"] = field(default_factory=list)
+    checkpoint: "Block | None" = None
 
     @property
     def end(self) -> int:
@@ -58,11 +63,19 @@ class Block:
             block = waiting.pop()
             yield block
             waiting += block.children
+            if block.checkpoint is not None:
+                waiting.append(block.checkpoint)
 
     def insert(self, child: "Block") -> None:
-        insort(self.children, child, key=_tokens_of)
+        if child.tokens:
+            insort(self.children, child, key=_tokens_of)
+        else:
+            self.checkpoint = child
 
     def remove(self, child: "Block") -> None:
+        if child is self.checkpoint:
+            self.checkpoint = None
+            return
         at = bisect_left(self.children, child.tokens, key=_tokens_of)
         assert self.children[at] is child, "it is no child of this block"
         del self.children[at]
@@ -74,7 +87,9 @@ class Block:
         return max(neighbours, key=lambda child: common_length(child.tokens, tokens), default=None)
 
     def child_with(self, tokens: tuple[int, ...]) -> "Block | None":
-        """Return the child that holds all of the tokens, and perhaps more after them."""
+        """Return the child that holds all of the tokens, and perhaps more after them; for no tokens the checkpoint."""
+        if not tokens:
+            return self.checkpoint
         child = self.closest_child(tokens)
         return child if child is not None and child.tokens[: len(tokens)] == tokens else None
 

@@ -3,7 +3,8 @@
 The index is a tree: a block's place is the chain of tokens before it, whole blocks first, perhaps a tail at the end. All of
 this runs on the engine thread; bytes move on the disk's own threads, and nobody waits for them.
 
-A block is in RAM, on disk or both, and leaves the index with the last of these. What follows it leaves before it does. Blocks
+A block is in RAM, on disk or both, and leaves the index with the last of these. What follows it leaves before it does. A
+checkpoint follows on the block at whose end it was taken; blocks that led to it alone are of no use after it, and leave with it. Blocks
 without a file become useless with the process. A kill loses what was added in about the last second: blocks are handed to the
 disk after TAIL_REST_S, whole ones after BUSY_REST_S or as soon as nobody computes, and a tail's file stays until a longer block's is there. A disk that is
 slow or fails makes that more, a power cut a few seconds more, `close` nothing.
@@ -31,6 +32,7 @@ POLL_S: Final = 0.05
 """How often to look whether a write has ended."""
 MAX_EVICTED: Final = 10_000
 """How many blocks are remembered when they are here no more."""
+_NO_TOKEN: Final = -1
 
 
 class Hit(NamedTuple):
@@ -79,6 +81,16 @@ class BlockStore:
             block = child
         return hits
 
+    def find_checkpoint(self, namespace: str, tokens: Sequence[int]) -> Block | None:
+        """Return the checkpoint after the longest known beginning of the tokens that has one."""
+        whole = [hit.block for hit in self.find(namespace, tokens) if hit.tokens == BLOCK_TOKENS]
+        for block in reversed([self.root(namespace), *whole]):
+            following = (*tokens[block.end : block.end + BLOCK_TOKENS], _NO_TOKEN)
+            for child in block.children_within(following):
+                if child.checkpoint is not None:
+                    return child.checkpoint
+        return None
+
     def is_kept(self, block: Block) -> bool:
         return block.parent is None or block in self._ram or block in self._files
 
@@ -101,7 +113,7 @@ class BlockStore:
         self._ram.add(block, len(payload))
         parent.insert(block)
         self._drop_superseded(block, also_files=False)
-        if block.start or len(tokens) == BLOCK_TOKENS:  # a prompt that is shorter is not worth a file
+        if block.end >= BLOCK_TOKENS:  # a prompt that is shorter is not worth a file
             self._unwritten[block] = self._clock()
         return block
 
@@ -256,11 +268,19 @@ class BlockStore:
             self._evict(block)
 
     def _evict(self, block: Block) -> None:
+        """Drop a block that had to make room; with a checkpoint also those that led to it alone."""
         for each in block.with_descendants():
             self._evicted[each.key] = None
         while len(self._evicted) > MAX_EVICTED:
             del self._evicted[next(iter(self._evicted))]
         self._drop(block)
+        if not block.tokens:
+            leading = takewhile(lambda each: each.parent is not None and not self._is_held(each), [*block.chain()][1:])
+            for each in leading:
+                self._evict(each)
+
+    def _is_held(self, block: Block) -> bool:
+        return self._ram.is_held(block) or self._files.is_held(block)
 
     def _delete_file(self, block: Block) -> None:
         if block in self._files:
@@ -269,11 +289,18 @@ class BlockStore:
             self._disk.delete(block.key)
 
     def _drop_superseded(self, block: Block, *, also_files: bool) -> None:
-        """Drop blocks that hold a beginning of another one; those with a file only once the other's is there."""
+        """Drop blocks that hold a beginning of another one; those with a file only once the other's is there.
+
+        One with a checkpoint is where others may go on, too, unless the other one came at once.
+        """
         assert block.parent is not None, "the beginning supersedes nothing"
         for shorter in block.parent.children_within(block.tokens):
-            if also_files or shorter not in self._files:
+            is_replaceable = also_files or shorter not in self._files
+            if is_replaceable and not (shorter.checkpoint is not None and self._has_rested(shorter.checkpoint)):
                 self._drop(shorter)
+
+    def _has_rested(self, block: Block) -> bool:
+        return self._clock() >= self._unwritten.get(block, float("-inf")) + TAIL_REST_S
 
     def _drop(self, block: Block) -> None:
         """Take a block of the tree and all that follows it out of everything."""
@@ -284,4 +311,5 @@ class BlockStore:
             self._unwritten.pop(each, None)
             self._delete_file(each)
             each.children.clear()
+            each.checkpoint = None
         block.parent.remove(block)

@@ -36,7 +36,8 @@ def common_length(run: Sequence[int], tokens: Sequence[int], at: int = 0) -> int
 class Leaf:
     """A sequence id and the node that its path ends with; `in_use` while a request computes in it.
 
-    Of what `is_private` leaves alone hold, nobody else is told. `idle_since` is in seconds that the engine has computed.
+    Of what `is_private` leaves alone hold, nobody else is told. `idle_since` is in seconds that the engine has computed. A leaf
+    that `lacks_checkpoint` cannot be gone on from yet.
     """
 
     sequence_id: int
@@ -44,11 +45,16 @@ class Leaf:
     in_use: bool = True
     is_private: bool = False
     idle_since: float = 0.0
+    lacks_checkpoint: bool = False
 
     @property
     def length(self) -> int:
         """How many tokens the sequence holds."""
         return self.node.end
+
+    @property
+    def usable_length(self) -> int:
+        return 0 if self.lacks_checkpoint else self.length
 
     @property
     def own_cells(self) -> int:
@@ -104,6 +110,12 @@ class Match(NamedTuple):
     def source(self) -> Leaf | None:
         """A sequence that holds these tokens, None for no tokens."""
         return next(self.node.leaves(), None) if self.length else None
+
+    @property
+    def idle_leaf(self) -> Leaf | None:
+        """The sequence that holds just these tokens and that no request holds, if there is one."""
+        leaf = self.node.leaf
+        return leaf if leaf is not None and not leaf.in_use and leaf.length == self.length else None
 
     def following(self) -> list[int]:
         """Return tokens with which a known sequence goes on after the matched ones; none where all end, or are private."""
@@ -166,6 +178,14 @@ class PrefixTree:
         parent.children.remove(node)
         if len(parent.children) == 1 and parent.parent is not None:
             _absorb(parent, parent.children[0])
+
+    def empty(self, leaf: Leaf) -> None:
+        """Let a leaf start again without any token."""
+        *_, root = leaf.node.path()
+        self.remove(leaf)
+        leaf.node = Node(root, 0, [], leaf=leaf)
+        root.children.append(leaf.node)
+        self._leaves[leaf.sequence_id] = leaf
 
     def cells_in_use(self, also: Match | None = None) -> int:
         """Return how many cells the leaves in use hold together, and those of a match; the others could be given up."""

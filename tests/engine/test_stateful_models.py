@@ -1,0 +1,176 @@
+"""Models whose state cannot be cut into ranges, as llama.cpp runs them: a mamba, a hybrid, and a small window.
+
+What they say with the cache is what they say without it, and the states that it comes from are the same, byte for byte.
+"""
+
+import io
+import random
+
+import pytest
+from asking import GREEDY, config
+from fakes import tokens_of
+from tiny_architectures import write_tiny_gemma3, write_tiny_jamba, write_tiny_mamba
+from tiny_models import FIRST_BYTE, VOCABULARY
+
+from pinyon.engine.block import BLOCK_TOKENS
+from pinyon.engine.cache_report import Miss
+from pinyon.engine.engine import Prepared
+from pinyon.engine.kv_folder import open_tier
+from pinyon.engine.loader import load_engine
+from pinyon.engine.native import NativeLog
+from pinyon.engine.request import GenerateRequest, Text
+
+pytestmark = pytest.mark.model
+
+WINDOW = 16
+"""So small that a window's cells for each sequence are fewer than the context has."""
+WRITERS = {
+    "mamba": write_tiny_mamba,
+    "jamba": write_tiny_jamba,
+    "small window": lambda path: write_tiny_gemma3(path, window=WINDOW),
+}
+ANSWER = 10
+CAP_BYTES = 100 << 20
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def path(request, tmp_path_factory):
+    return WRITERS[request.param](tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+class Loaded:
+    """An engine, perhaps with a folder for its blocks."""
+
+    def __init__(self, path, folder=None, cap_bytes=CAP_BYTES):
+        fields = {"kv_ram_cap_bytes": cap_bytes, "full_window": False}
+        self.made = load_engine(config(path, **fields), path, NativeLog(io.StringIO()))
+        self.engine = self.made.engine
+        if folder is not None:
+            self.engine.use_disk(open_tier(folder, path, self.made.context.kv_settings, CAP_BYTES))
+
+    def ask(self, *prompts, **fields):
+        """Ask at once; return each answer's tokens and its end."""
+        for number, prompt in enumerate(prompts):
+            options = {"sampling": GREEDY, "max_tokens": ANSWER, "ignore_eos": True, **fields}
+            request = GenerateRequest(str(number), (Text("x"),), **options)
+            self.engine.submit(Prepared(request, [*prompt], []))
+        events = {str(number): [] for number in range(len(prompts))}
+        while self.engine.busy:
+            for name, event in self.engine.step():
+                events[name].append(event)
+        self.kv.check()
+        return [(tokens_of(each), each[-1]) for each in events.values()]
+
+    @property
+    def kv(self):
+        return self.engine._kv
+
+    def tidy(self):
+        while self.engine.tidy() == 0:
+            pass
+
+    def close(self):
+        self.engine.close()
+        self.made.close()
+
+
+@pytest.fixture(scope="module")
+def cold(path):
+    """The answer to a prompt without the cache."""
+    loaded = Loaded(path)
+
+    def answer(prompt, **fields):
+        ((tokens, end),) = loaded.ask(prompt, use_cache=False, **fields)
+        assert (end.cache.cached, end.cache.miss) == (0, Miss.DISABLED)
+        return tokens
+
+    yield answer
+    loaded.close()
+
+
+@pytest.fixture
+def loaded(path):
+    made = Loaded(path)
+    yield made
+    made.close()
+
+
+def text(count, seed=0):
+    choose = random.Random(seed)
+    return [choose.randrange(FIRST_BYTE, VOCABULARY) for _ in range(count)]
+
+
+def tiers(end):
+    assert end.cache.cached == end.usage.cached_tokens
+    return end.cache.resident, end.cache.ram, end.cache.disk
+
+
+def test_a_turn_goes_on_where_the_last_one_ended(loaded, cold):
+    history, known = text(100), 0
+    for turn in range(4):
+        ((answer, end),) = loaded.ask(history)
+        assert answer == cold(history)
+        assert tiers(end) == (known, 0, 0)
+        known = len(history) + ANSWER - 1
+        history = [*history, *answer, *text(30, turn + 1)]
+
+
+def test_after_a_restart_a_conversation_goes_on_from_the_disk(path, cold, tmp_path):
+    history, known = text(150), 0
+    for turn in range(3):
+        loaded = Loaded(path, tmp_path)
+        ((answer, end),) = loaded.ask(history)
+        assert answer == cold(history)
+        assert tiers(end) == (0, 0, known)
+        loaded.close()
+        known = len(history) + ANSWER - 1
+        history = [*history, *answer, *text(30, turn + 1)]
+
+
+def test_the_same_prompt_again_computes_its_last_block_only(path, loaded, cold, tmp_path):
+    prompt = text(200)
+    for _ in range(3):
+        ((answer, end),) = loaded.ask(prompt)
+        assert answer == cold(prompt)
+    assert (tiers(end), end.cache.miss, end.cache.position) == ((0, 192, 0), Miss.UNAVAILABLE, 192)
+
+
+def test_who_parts_from_a_known_text_leaves_a_checkpoint_there(loaded, cold):
+    common = text(150)
+    cached = []
+    for number in range(3):
+        prompt = common + text(60, number + 1)
+        ((answer, end),) = loaded.ask(prompt)
+        assert answer == cold(prompt)
+        cached.append(end.cache.cached)
+    assert cached == [0, 0, 128]
+
+
+def test_requests_at_once_share_what_they_have_in_common(loaded, cold):
+    prompts = [text(140) + text(20, number + 1) for number in range(5)]
+    for prompt, (answer, end) in zip(prompts, loaded.ask(*prompts), strict=True):
+        assert answer == cold(prompt)
+        assert end.cache.cached == (0 if prompt is prompts[0] else 128)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_branching_conversations_say_what_they_say_cold(path, cold, tmp_path, seed):
+    choose = random.Random(seed)
+    histories, cached = [text(70, 100 + seed)], 0
+    loaded = Loaded(path, tmp_path)
+    for turn in range(16):
+        base = choose.choice(histories)
+        base = base[: choose.randrange(len(base) // 2, len(base) + 1)] if choose.random() < 0.4 else base
+        prompts = [base + text(choose.randrange(1, 90), 1000 * seed + 10 * turn + each) for each in range(choose.choice([1, 1, 2]))]
+        prompts = [prompt[:400] for prompt in prompts]
+        for prompt, (answer, end) in zip(prompts, loaded.ask(*prompts), strict=True):
+            assert answer == cold(prompt)
+            histories.append(prompt + answer)
+            cached += end.cache.cached
+        if choose.random() < 0.5:
+            loaded.tidy()
+        if choose.random() < 0.2:
+            loaded.close()
+            loaded = Loaded(path, tmp_path)
+    assert cached > 500
+    loaded.close()
