@@ -25,6 +25,7 @@ class CheckpointMemory(Protocol):
     def remove_sequence(self, sequence_id: int) -> None: ...
     def last_position(self, sequence_id: int) -> int: ...
     def export_checkpoint(self, sequence_id: int) -> Payload: ...
+    def export_without(self, sequence_id: int, no_checkpoint: Payload) -> Payload: ...
     def import_checkpoint(self, sequence_id: int, state: Payload) -> bool: ...
 
 
@@ -70,9 +71,12 @@ class Checkpoints:
         is_taken = self._memory.import_checkpoint(leaf.sequence_id, state)
         return is_taken and self._memory.last_position(leaf.sequence_id) == leaf.length - 1
 
-    def strip_scratch(self) -> None:
-        """Take the checkpoint away from what is about to be exported: it is that of the sequence's end."""
-        self._memory.import_checkpoint(self._scratch, self._nothing)
+    def export_cells(self) -> Payload:
+        """Return the state of the scratch sequence without a checkpoint: that would be the one of another position."""
+        self._memory.import_checkpoint(
+            self._scratch, self._nothing
+        )  # it may be large; a window's cells stay, and are left out
+        return self._memory.export_without(self._scratch, self._nothing)
 
     def return_s(self, leaf: Leaf) -> float:
         """Return what a token's share costs of bringing a checkpoint back."""

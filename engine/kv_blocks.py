@@ -49,6 +49,9 @@ class Restore:
     gap: Gap | None = None
     ram_tokens: int = 0
     disk_tokens: int = 0
+    moved_bytes: int = 0
+    moved_s: float = 0.0
+    """What came back since that was measured last, and how long it took."""
 
     @property
     def is_over(self) -> bool:
@@ -158,7 +161,13 @@ class KvBlocks:
                 self._give_up(restore, Miss.UNREADABLE)
                 return
             restore.count(restore.hits.popleft(), restore.leaf.length - start, is_file=is_file)
-            self._costs.measure_restore(len(state), self._clock() - started)
+            restore.moved_bytes += len(state)
+            restore.moved_s += self._clock() - started
+            if (
+                not restore.leaf.lacks_checkpoint
+            ):  # of a recurrent model, blocks are empty: all bytes come with the checkpoint
+                self._costs.measure_restore(restore.moved_bytes, restore.moved_s)
+                restore.moved_bytes, restore.moved_s = 0, 0.0
             if self._clock() >= until:
                 return
 
@@ -283,9 +292,9 @@ class KvBlocks:
     def _export(self, leaf: Leaf, before: Block, tokens: Sequence[int]) -> Block | None:
         start, end = before.end, before.end + len(tokens)
         self._memory.copy_sequence(leaf.sequence_id, self._scratch, start, end)
-        if self.checkpoints is not None:
-            self.checkpoints.strip_scratch()
-        state = self._memory.export_state(self._scratch)
+        state = (
+            self._memory.export_state(self._scratch) if self.checkpoints is None else self.checkpoints.export_cells()
+        )
         self._memory.remove_sequence(self._scratch)
         block = self._store.add(before, tokens, state, self._costs.prefill_s(len(tokens)))
         self._bytes_per_token = len(state) // len(tokens) if block is not None else 0

@@ -262,6 +262,8 @@ class RowBuffer:
 
 
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
+_HEADER_BYTES: Final = 8
+"""Of an exported state: two 32-bit numbers."""
 
 
 class Context:
@@ -366,6 +368,16 @@ class Context:
             NativeError: llama.cpp wrote something else than it had announced.
         """
         return self._export(sequence_id, lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
+
+    def export_without(self, sequence_id: int, no_checkpoint: bytes | memoryview) -> memoryview:
+        """Return the state of a sequence as if it had no checkpoint; `no_checkpoint` is that of an empty sequence.
+
+        A state is a header, the cells and the checkpoint, a checkpoint the same header and the checkpoint.
+        """
+        state = self._export(sequence_id, lib.LLAMA_STATE_SEQ_FLAGS_NONE)
+        flags = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        own_bytes = lib.llama_state_seq_get_size_ext(self._handle, sequence_id, flags) - _HEADER_BYTES
+        return memoryview(b"".join((state[: len(state) - own_bytes], no_checkpoint[_HEADER_BYTES:])))
 
     def _export(self, sequence_id: int, flags: int) -> memoryview:
         size = lib.llama_state_seq_get_size_ext(self._handle, sequence_id, flags)

@@ -5,15 +5,18 @@ What they say with the cache is what they say without it, and the states that it
 
 import io
 import random
+from concurrent.futures import Future
 
 import pytest
-from asking import GREEDY, config
+from asking import GREEDY
 from fakes import tokens_of
 from tiny_architectures import write_tiny_gemma3, write_tiny_jamba, write_tiny_mamba
 from tiny_models import FIRST_BYTE, VOCABULARY
 
-from pinyon.engine.block import BLOCK_TOKENS
+from pinyon.engine.block_file import HEAD_BYTES, decode_head
 from pinyon.engine.cache_report import Miss
+from pinyon.engine.checkpoints import Checkpoints
+from pinyon.engine.config import EngineConfig
 from pinyon.engine.engine import Prepared
 from pinyon.engine.kv_folder import open_tier
 from pinyon.engine.loader import load_engine
@@ -42,9 +45,11 @@ class Loaded:
     """An engine, perhaps with a folder for its blocks."""
 
     def __init__(self, path, folder=None, cap_bytes=CAP_BYTES):
-        fields = {"kv_ram_cap_bytes": cap_bytes, "full_window": False}
-        self.made = load_engine(config(path, **fields), path, NativeLog(io.StringIO()))
+        config = EngineConfig(bytes(path), threads=1, kv_ram_cap_bytes=cap_bytes, full_window=False)
+        self.made = load_engine(config, path, NativeLog(io.StringIO()))
         self.engine = self.made.engine
+        costs = self.engine._kv._costs  # so small a model computes everything sooner than a file is read
+        costs.measure_prefill = costs.measure_restore = lambda *_measured: None
         if folder is not None:
             self.engine.use_disk(open_tier(folder, path, self.made.context.kv_settings, CAP_BYTES))
 
@@ -127,7 +132,7 @@ def test_after_a_restart_a_conversation_goes_on_from_the_disk(path, cold, tmp_pa
         history = [*history, *answer, *text(30, turn + 1)]
 
 
-def test_the_same_prompt_again_computes_its_last_block_only(path, loaded, cold, tmp_path):
+def test_the_same_prompt_again_computes_its_last_block_only(loaded, cold):
     prompt = text(200)
     for _ in range(3):
         ((answer, end),) = loaded.ask(prompt)
@@ -153,15 +158,96 @@ def test_requests_at_once_share_what_they_have_in_common(loaded, cold):
         assert end.cache.cached == (0 if prompt is prompts[0] else 128)
 
 
+class Compares(Checkpoints):
+    """Compares what a sequence holds when it is complete again with what was stored."""
+
+    compared = 0
+
+    def put_back(self, leaf, state):
+        assert super().put_back(leaf, state)
+        (namespace,) = self._store._roots.values()
+        block, memory = namespace, self._memory
+        while block.end < leaf.length:
+            block = block.child_with(tuple(leaf.tokens(block.end)[:64]))
+            memory.copy_sequence(leaf.sequence_id, self._scratch, block.start, block.end)
+            assert bytes(self.export_cells()) == bytes(self.stored(block))
+            memory.remove_sequence(self._scratch)
+        memory.copy_sequence(leaf.sequence_id, self._scratch, 0, leaf.length)
+        assert bytes(memory.export_checkpoint(self._scratch)) == bytes(state)
+        memory.remove_sequence(self._scratch)
+        Compares.compared += 1
+        return True
+
+    def stored(self, block):
+        state = self._store.read(block)
+        return state.result() if isinstance(state, Future) else state
+
+
+def test_what_comes_back_is_what_was_there_byte_for_byte(path, tmp_path):
+    """From the disk, into a context in which others lie, and into one where the cells are still there."""
+    Compares.compared = 0
+    prompt, other = text(200), text(90, 1)
+    first = Loaded(path, tmp_path)
+    ((answer, _),) = first.ask(prompt)
+    first.close()
+    again = Loaded(path, tmp_path)
+    again.kv._checkpoints.__class__ = Compares
+    again.ask(other, other[:50] + text(20, 2))
+    ((answer_again, end),) = again.ask(prompt)
+    assert (answer_again, tiers(end)) == (answer, (0, 0, 192))
+    ((answer_again, end),) = again.ask(prompt)
+    assert (answer_again, end.cache.cached) == (answer, 192)
+    assert Compares.compared == 2
+    again.close()
+
+
+@pytest.mark.parametrize("is_checkpoint", [True, False])
+def test_damaged_files_are_a_miss_and_a_right_answer(path, cold, tmp_path, is_checkpoint):
+    prompt = text(200)
+    first = Loaded(path, tmp_path)
+    first.ask(prompt)
+    first.close()
+    for file in tmp_path.rglob("*.kv"):
+        data = bytearray(file.read_bytes())
+        if bool(decode_head(bytes(data[:HEAD_BYTES])).tokens) != is_checkpoint:
+            data[HEAD_BYTES + 3] ^= 1
+            file.write_bytes(data)
+    again = Loaded(path, tmp_path)
+    ((answer, end),) = again.ask(prompt)
+    assert (answer, tiers(end), end.cache.miss) == (cold(prompt), (0, 0, 0), Miss.UNREADABLE)
+    ((answer, end),) = again.ask(prompt)
+    assert (answer, end.cache.cached) == (cold(prompt), 192)
+    again.close()
+
+
+def test_in_little_memory_checkpoints_make_room_for_one_another(path, cold):
+    loaded = Loaded(path, cap_bytes=100_000)
+    for _ in range(2):
+        for seed in range(5):
+            prompt = text(150, seed)
+            ((answer, _),) = loaded.ask(prompt)
+            assert answer == cold(prompt)
+            loaded.tidy()
+            store = loaded.kv._store
+            store.check()
+            assert store._ram.used_bytes <= store._ram.cap_bytes
+    (_, end), *_ = loaded.ask(text(150, 4))
+    assert end.cache.cached == 128
+    loaded.close()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_branching_conversations_say_what_they_say_cold(path, cold, tmp_path, seed):
     choose = random.Random(seed)
     histories, cached = [text(70, 100 + seed)], 0
     loaded = Loaded(path, tmp_path)
-    for turn in range(16):
+    for turn in range(12):
         base = choose.choice(histories)
         base = base[: choose.randrange(len(base) // 2, len(base) + 1)] if choose.random() < 0.4 else base
-        prompts = [base + text(choose.randrange(1, 90), 1000 * seed + 10 * turn + each) for each in range(choose.choice([1, 1, 2]))]
+        prompts = [
+            base + text(choose.randrange(1, 90), 1000 * seed + 10 * turn + each)
+            for each in range(choose.choice([1, 1, 2]))
+        ]
         prompts = [prompt[:400] for prompt in prompts]
         for prompt, (answer, end) in zip(prompts, loaded.ask(*prompts), strict=True):
             assert answer == cold(prompt)
