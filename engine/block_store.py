@@ -149,24 +149,28 @@ class BlockStore:
                 disk.delete(header.key)
             else:
                 adopted[header.key] = block
+        for block in adopted.values():  # now that all checkpoints are there
+            if block in self._files:
+                self._drop_superseded(block, also_files=True)
 
     def _adopt(self, parent: Block, header: BlockHeader) -> Block | None:
         """Return the block whose file was found, None if the file is of no use."""
         has_place = parent.end == header.start and (parent.parent is None or parent in self._files)
         known = parent.child_with(header.tokens)
         size_bytes = file_bytes(header.payload_bytes)
+        if known is not None and known.tokens != header.tokens:
+            known = None
         if not has_place or (known is not None and known in self._files):
             return None
         if not self._make_room(self._files, size_bytes, parent, self._forget_file):
             return None
-        if known is not None and known.tokens == header.tokens:
+        if known is not None:
             block = known
             self._unwritten.pop(block, None)
         else:
             block = Block(header.key, parent, header.start, header.tokens, header.payload_bytes, header.prefill_s)
             parent.insert(block)
         self._files.add(block, size_bytes)
-        self._drop_superseded(block, also_files=True)
         return block
 
     def work(self, *, is_idle: bool = True) -> None:

@@ -22,7 +22,7 @@ _REASONS = {
     Miss.NOT_WORTH_IT: "bringing more back would have taken longer than computing it",
     Miss.UNREADABLE: "the rest could not be read back",
     Miss.DISABLED: "the request asked for no cache",
-    Miss.UNAVAILABLE: "this model's state cannot be divided",
+    Miss.UNAVAILABLE: "the rest is known, but this model can go on only from where its state was kept",
 }
 
 

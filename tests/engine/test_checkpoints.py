@@ -174,6 +174,15 @@ def test_an_edited_question_goes_on_where_the_last_answer_ended():
     assert cached(run(restarted(made), first + "third" * 20, "d")) == (0, 77, 0)
 
 
+def test_after_a_restart_an_edited_question_goes_on_where_the_last_answer_ended():
+    disk = on_disk(ABC[:70])
+    first = ABC[:70] + cold(ABC[:70])
+    made = make(make_store(disk=disk))
+    run(made, first + "question" * 20)
+    made.engine.close()
+    assert cached(run(make(make_store(disk=disk)), first + "another" * 20)) == (0, 0, 77)
+
+
 def test_what_is_superseded_at_once_goes_with_its_checkpoint():
     made = make()
     for length in range(70, 100, 5):

@@ -152,7 +152,8 @@ def test_who_parts_from_a_known_text_leaves_a_checkpoint_there(loaded, cold):
 
 
 def test_requests_at_once_share_what_they_have_in_common(loaded, cold):
-    prompts = [text(140) + text(20, number + 1) for number in range(5)]
+    """More than there are sequence ids."""
+    prompts = [text(140) + text(20, number + 1) for number in range(9)]
     for prompt, (answer, end) in zip(prompts, loaded.ask(*prompts), strict=True):
         assert answer == cold(prompt)
         assert end.cache.cached == (0 if prompt is prompts[0] else 128)
@@ -233,6 +234,38 @@ def test_in_little_memory_checkpoints_make_room_for_one_another(path, cold):
             assert store._ram.used_bytes <= store._ram.cap_bytes
     (_, end), *_ = loaded.ask(text(150, 4))
     assert end.cache.cached == 128
+    loaded.close()
+
+
+class PutsNothingBack(Checkpoints):
+    def put_back(self, _leaf, _state):
+        return True
+
+
+class PutsAnothersBack(Checkpoints):
+    """The state of a prompt of the same length."""
+
+    def put_back(self, leaf, state):
+        others = (block for root in self._store._roots.values() for block in root.with_descendants())
+        other = next(each for each in others if not each.tokens and each.start == leaf.length and each.payload != state)
+        return super().put_back(leaf, other.payload)
+
+
+@pytest.mark.parametrize("faulty", [PutsNothingBack, PutsAnothersBack])
+def test_a_wrong_state_shows_in_the_answer(loaded, cold, faulty):
+    loaded.ask(text(200))
+    loaded.ask(text(200, 1))
+    loaded.kv._checkpoints.__class__ = faulty
+    ((answer, end),) = loaded.ask(text(200))
+    assert end.cache.cached == 192
+    assert answer != cold(text(200))
+
+
+@pytest.mark.parametrize(("window", "is_full"), [(16, False), (48, True)])
+def test_a_window_is_small_only_where_that_takes_less_memory(tmp_path, window, is_full):
+    loaded = Loaded(write_tiny_gemma3(tmp_path / "tiny.gguf", window=window))
+    assert f"full window {is_full}" in loaded.made.context.kv_settings
+    assert loaded.kv._cells.window == (window if is_full else 0)
     loaded.close()
 
 
