@@ -26,8 +26,9 @@ class Block:
     """`tokens` follow what `parent` holds, from position `start` on. A whole block has 64, the tail of a prompt fewer.
 
     The bytes are in RAM (`payload`), on disk, or both; `prefill_s` is what computing them took. A namespace's first block is
-    empty and has no parent. Only whole blocks have children, each but the first may have a checkpoint. Children are sorted by their tokens: those that begin alike are
-    neighbours, so thousands of prompts that differ from their first block on are searched in a few steps.
+    empty and has no parent. Each other one may have a checkpoint. Only whole blocks have children. These are sorted by their
+    tokens: those that begin alike are neighbours, so thousands of prompts that differ from their first block on are searched in a
+    few steps.
     """
 
     key: bytes

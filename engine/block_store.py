@@ -4,8 +4,9 @@ The index is a tree: a block's place is the chain of tokens before it, whole blo
 this runs on the engine thread; bytes move on the disk's own threads, and nobody waits for them.
 
 A block is in RAM, on disk or both, and leaves the index with the last of these. What follows it leaves before it does. A
-checkpoint follows on the block at whose end it was taken; blocks that led to it alone are of no use after it, and leave with it. Blocks
-without a file become useless with the process. A kill loses what was added in about the last second: blocks are handed to the
+checkpoint follows on the block at whose end it was taken; blocks that led to it alone leave with it.
+
+Blocks without a file become useless with the process. A kill loses what was added in about the last second: blocks are handed to the
 disk after TAIL_REST_S, whole ones after BUSY_REST_S or as soon as nobody computes, and a tail's file stays until a longer block's is there. A disk that is
 slow or fails makes that more, a power cut a few seconds more, `close` nothing.
 """

@@ -73,9 +73,7 @@ class Checkpoints:
 
     def export_cells(self) -> Payload:
         """Return the state of the scratch sequence without a checkpoint: that would be the one of another position."""
-        self._memory.import_checkpoint(
-            self._scratch, self._nothing
-        )  # it may be large; a window's cells stay, and are left out
+        self._memory.import_checkpoint(self._scratch, self._nothing)  # saves copying a large one; a window's cells stay
         return self._memory.export_without(self._scratch, self._nothing)
 
     def return_s(self, leaf: Leaf) -> float:

@@ -163,9 +163,7 @@ class KvBlocks:
             restore.count(restore.hits.popleft(), restore.leaf.length - start, is_file=is_file)
             restore.moved_bytes += len(state)
             restore.moved_s += self._clock() - started
-            if (
-                not restore.leaf.lacks_checkpoint
-            ):  # of a recurrent model, blocks are empty: all bytes come with the checkpoint
+            if not restore.leaf.lacks_checkpoint:  # blocks may be empty: then all bytes come with it
                 self._costs.measure_restore(restore.moved_bytes, restore.moved_s)
                 restore.moved_bytes, restore.moved_s = 0, 0.0
             if self._clock() >= until:
@@ -292,9 +290,10 @@ class KvBlocks:
     def _export(self, leaf: Leaf, before: Block, tokens: Sequence[int]) -> Block | None:
         start, end = before.end, before.end + len(tokens)
         self._memory.copy_sequence(leaf.sequence_id, self._scratch, start, end)
-        state = (
-            self._memory.export_state(self._scratch) if self.checkpoints is None else self.checkpoints.export_cells()
-        )
+        if self.checkpoints is None:
+            state = self._memory.export_state(self._scratch)
+        else:
+            state = self.checkpoints.export_cells()
         self._memory.remove_sequence(self._scratch)
         block = self._store.add(before, tokens, state, self._costs.prefill_s(len(tokens)))
         self._bytes_per_token = len(state) // len(tokens) if block is not None else 0

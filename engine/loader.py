@@ -76,19 +76,8 @@ def load_engine(
             threads=config.threads,
             full_window=full_window,
         )
-    window = 0 if needs_checkpoints else model.window
-    cells = KvCells(
-        context,
-        cells=context_tokens,
-        sequence_ids=(ids - 1) // 2 if window else ids - 1,
-        window=window,
-        needs_checkpoints=needs_checkpoints,
-        before_drop=lambda leaf: blocks.save_all_of(leaf),  # noqa: PLW0108  there are none yet
-    )
-    store, costs, scratch = BlockStore(config.kv_ram_cap_bytes), CostModel(), ids - 1
-    checkpoints = Checkpoints(context, store, costs, scratch) if needs_checkpoints else None
-    blocks = KvBlocks(context, cells, store, costs, scratch, checkpoints)
-    kv = SharedKv(cells, blocks, store, costs)
+    guarded_window = 0 if needs_checkpoints else model.window
+    cells, kv = _shared_kv(config, context, context_tokens, ids, guarded_window, needs_checkpoints=needs_checkpoints)
     scheduler = Scheduler(kv, chunk_rows=CHUNK_ROWS)
     grammars = GrammarCompiler(model.vocabulary, vocab.eog_tokens)
     engine = Engine(vocab, Runner(context, BATCH_ROWS, cells.ids_of), scheduler, kv, context_tokens, grammars.compile)
@@ -107,6 +96,23 @@ def load_engine(
         threads=config.threads,
     )
     return LoadedEngine(engine, vocab, context, model, info)
+
+
+def _shared_kv(
+    config: EngineConfig, context: Context, context_tokens: int, ids: int, window: int, *, needs_checkpoints: bool
+) -> tuple[KvCells, SharedKv]:
+    cells = KvCells(
+        context,
+        cells=context_tokens,
+        sequence_ids=(ids - 1) // 2 if window else ids - 1,
+        window=window,
+        needs_checkpoints=needs_checkpoints,
+        before_drop=lambda leaf: blocks.save_all_of(leaf),  # noqa: PLW0108  there are none yet
+    )
+    store, costs, scratch = BlockStore(config.kv_ram_cap_bytes), CostModel(), ids - 1
+    checkpoints = Checkpoints(context, store, costs, scratch) if needs_checkpoints else None
+    blocks = KvBlocks(context, cells, store, costs, scratch, checkpoints)
+    return cells, SharedKv(cells, blocks, store, costs)
 
 
 def _is_window_small(window: int, context_tokens: int) -> bool:
