@@ -195,20 +195,22 @@ class Compares(Checkpoints):
         return state.result() if isinstance(state, Future) else state
 
 
-def test_what_comes_back_is_what_was_there_byte_for_byte(path, tmp_path):
+def test_what_comes_back_is_what_was_there_byte_for_byte(path, cold, tmp_path):
     """From the disk, into a context in which others lie, and into one where the cells are still there."""
     Compares.compared = 0
     prompt, other = text(200), text(90, 1)
     first = Loaded(path, tmp_path)
-    ((answer, _),) = first.ask(prompt)
+    first.ask(prompt)
     first.close()
+    blocks = [block for root in first.kv._store._roots.values() for block in root.with_descendants()]
+    assert len({block.payload_bytes for block in blocks if len(block.tokens) == 64}) == 1, "cells alone, no window's"
     again = Loaded(path, tmp_path)
     again.kv._checkpoints.__class__ = Compares
     again.ask(other, other[:50] + text(20, 2))
-    ((answer_again, end),) = again.ask(prompt)
-    assert (answer_again, tiers(end)) == (answer, (0, 0, 192))
-    ((answer_again, end),) = again.ask(prompt)
-    assert (answer_again, end.cache.cached) == (answer, 192)
+    for _ in range(2):
+        ((answer, end),) = again.ask(prompt)
+        cold(prompt, answer)
+        assert end.cache.cached == 192
     assert Compares.compared == 2
     again.close()
 
