@@ -206,6 +206,10 @@ def test_after_a_restart_it_comes_from_the_disk():
     assert cached(run(make(make_store(disk=disk)), prompt)) == (0, 0, 207)
 
 
+def test_of_a_prompt_shorter_than_a_block_nothing_is_worth_a_file():
+    assert on_disk(ABC[:30]).files == {}
+
+
 @pytest.mark.parametrize("is_checkpoint", [True, False])
 def test_all_tokens_count_to_the_slower_of_the_tiers_that_they_need(is_checkpoint):
     disk = on_disk(ABC[:200])
@@ -290,6 +294,7 @@ def test_a_checkpoint_that_the_memory_does_not_take_for_its_own_is_a_miss_and_go
             block.payload = damage(block.payload)
     end = run(made, ABC[:200], "b")
     assert (cached(end), end.cache.miss, end.cache.position) == ((0, 0, 0), Miss.UNREADABLE, 192)
+    assert made.runner.used_cells == 207, "what was computed instead stays"
     assert cached(run(restarted(made), ABC[:200], "c")) == (0, 192, 0)
 
 
