@@ -1,4 +1,8 @@
-"""A block: the KV of a run of tokens after a certain prefix, wherever its bytes are, and the blocks that go on from there."""
+"""A block: the KV of a run of tokens after a certain prefix, wherever its bytes are, and the blocks that go on from there.
+
+Some models keep a state that cannot be cut into runs: it is what all tokens so far have made of it. Their blocks hold what can
+be cut, perhaps nothing; the rest is a checkpoint: a block of no tokens, which hangs on the one that it is the state after.
+"""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
@@ -24,8 +28,9 @@ class Block:
     `made_at` is in seconds since 1970; `conversations` are those that had exactly these tokens after what is before them.
 
     The bytes are in RAM (`payload`), on disk, or both; `prefill_s` is what computing them took. A namespace's first block is
-    empty and has no parent. Only whole blocks have children. These are sorted by their tokens: those that begin alike are
-    neighbours, so thousands of prompts that differ from their first block on are searched in a few steps.
+    empty and has no parent. Each other one may have a checkpoint. Only whole blocks have children. These are sorted by their
+    tokens: those that begin alike are neighbours, so thousands of prompts that differ from their first block on are searched in a
+    few steps.
     """
 
     key: bytes
@@ -38,6 +43,7 @@ class Block:
     made_at: float = 0.0
     conversations: frozenset[str] = frozenset()
     children: list["Block"] = field(default_factory=list)
+    checkpoint: "Block | None" = None
 
     @property
     def end(self) -> int:
@@ -62,11 +68,19 @@ class Block:
             block = waiting.pop()
             yield block
             waiting += block.children
+            if block.checkpoint is not None:
+                waiting.append(block.checkpoint)
 
     def insert(self, child: "Block") -> None:
-        insort(self.children, child, key=_tokens_of)
+        if child.tokens:
+            insort(self.children, child, key=_tokens_of)
+        else:
+            self.checkpoint = child
 
     def remove(self, child: "Block") -> None:
+        if child is self.checkpoint:
+            self.checkpoint = None
+            return
         at = bisect_left(self.children, child.tokens, key=_tokens_of)
         assert self.children[at] is child, "it is no child of this block"
         del self.children[at]
@@ -78,7 +92,9 @@ class Block:
         return max(neighbours, key=lambda child: common_length(child.tokens, tokens), default=None)
 
     def child_with(self, tokens: tuple[int, ...]) -> "Block | None":
-        """Return the child that holds all of the tokens, and perhaps more after them."""
+        """Return the child that holds all of the tokens, and perhaps more after them; for no tokens the checkpoint."""
+        if not tokens:
+            return self.checkpoint
         child = self.closest_child(tokens)
         return child if child is not None and child.tokens[: len(tokens)] == tokens else None
 

@@ -1,4 +1,4 @@
-"""The format of a block of KV on disk. Every byte is covered by a checksum, and nothing is used before it is verified.
+"""The format of a block of KV on disk, or of a checkpoint. Every byte is covered by a checksum, and nothing is used unverified.
 
     head:     fixed fields, little-endian | SHA-256 of them
     payload:  as llama.cpp exports a sequence's state
@@ -29,7 +29,7 @@ class BlockDamagedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """`tokens` is what the block holds, from position `start` on; `parent` is the key of what comes before.
+    """`tokens` is what the block holds, from position `start` on, none for a checkpoint; `parent` is the key of what comes before.
 
     `root` is the digest of everything else that decides what the KV is. Computing it took `prefill_s`. `made_at`, seconds since
     1970, is the file's time; its bytes do not say.
@@ -93,7 +93,8 @@ def decode_head(head: bytes) -> BlockHeader:
     if hashlib.sha256(fields).digest() != head[-DIGEST_BYTES:]:
         raise BlockDamagedError("its head differs from its checksum")
     _, root, parent, start, count, payload_bytes, prefill_s, *tokens = _FIELDS.unpack(fields)
-    if start % BLOCK_TOKENS or not 0 < count <= BLOCK_TOKENS or not payload_bytes or not 0 <= prefill_s < math.inf:
+    has_place = start % BLOCK_TOKENS == 0 if count else start > 0
+    if not has_place or count > BLOCK_TOKENS or not payload_bytes or not 0 <= prefill_s < math.inf:
         raise BlockDamagedError("its header contradicts itself")
     return BlockHeader(root, parent, start, tuple(tokens[:count]), payload_bytes, prefill_s)
 

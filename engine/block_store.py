@@ -3,8 +3,10 @@
 The index is a tree: a block's place is the chain of tokens before it, whole blocks first, perhaps a tail at the end. All of
 this runs on the engine thread; bytes move on the disk's own threads, and nobody waits for them.
 
-A block is in RAM, on disk or both, and leaves the index with the last of these. What follows it leaves before it does. Blocks
-without a file become useless with the process. A kill loses what was added in about the last second: blocks are handed to the
+A block is in RAM, on disk or both, and leaves the index with the last of these. What follows it leaves before it does. A
+checkpoint follows on the block at whose end it was taken; blocks that led to it alone leave with it.
+
+Blocks without a file become useless with the process. A kill loses what was added in about the last second: blocks are handed to the
 disk after TAIL_REST_S, whole ones after BUSY_REST_S or as soon as nobody computes, and a tail's file stays until a longer block's is there. A disk that is
 slow or fails makes that more, a power cut a few seconds more, `close` nothing.
 """
@@ -33,6 +35,7 @@ POLL_S: Final = 0.05
 """How often to look whether a write has ended."""
 MAX_EVICTED: Final = 10_000
 """How many blocks are remembered when they are here no more."""
+_NO_TOKEN: Final = -1
 
 
 class Hit(NamedTuple):
@@ -112,6 +115,16 @@ class BlockStore:
             block = child
         return hits
 
+    def find_checkpoint(self, namespace: str, tokens: Sequence[int]) -> Block | None:
+        """Return the checkpoint after the longest known beginning of the tokens that has one."""
+        whole = [hit.block for hit in self.find(namespace, tokens) if hit.tokens == BLOCK_TOKENS]
+        for block in reversed([self.root(namespace), *whole]):
+            following = (*tokens[block.end : block.end + BLOCK_TOKENS], _NO_TOKEN)
+            for child in block.children_within(following):
+                if child.checkpoint is not None:
+                    return child.checkpoint
+        return None
+
     def is_kept(self, block: Block) -> bool:
         return block.parent is None or block in self._ram or block in self._files
 
@@ -138,7 +151,7 @@ class BlockStore:
         self._ram.add(block, len(payload))
         parent.insert(block)
         self._drop_superseded(block, also_files=False)
-        if block.start or len(tokens) == BLOCK_TOKENS:  # a prompt that is shorter is not worth a file
+        if block.end >= BLOCK_TOKENS:  # a prompt that is shorter is not worth a file
             self._unwritten[block] = self._clock()
         return block
 
@@ -168,7 +181,7 @@ class BlockStore:
     def _remove_where(self, is_chosen: Callable[[Block], bool]) -> Removed:
         removed = Removed()
         for block in reversed([*self._blocks()]):  # what goes on from a block comes before it
-            if not block.children and is_chosen(block):
+            if not block.children and block.checkpoint is None and is_chosen(block):
                 removed += Removed(1, block.payload_bytes)
                 self._drop(block)
         return removed
@@ -230,6 +243,9 @@ class BlockStore:
                 disk.delete(header.key)
             else:
                 adopted[header.key] = block
+        for block in adopted.values():  # now that all checkpoints are there
+            if block in self._files:
+                self._drop_superseded(block, also_files=True)
         self._noted = [(each, block.key) for block in self._blocks() for each in block.conversations]
         for conversation, key in noted:
             if (owned := adopted.get(key)) is not None:
@@ -240,11 +256,13 @@ class BlockStore:
         has_place = parent.end == header.start and (parent.parent is None or parent in self._files)
         known = parent.child_with(header.tokens)
         size_bytes = file_bytes(header.payload_bytes)
+        if known is not None and known.tokens != header.tokens:
+            known = None
         if not has_place or (known is not None and known in self._files):
             return None
         if not self._make_room(self._files, size_bytes, parent, self._forget_file):
             return None
-        if known is not None and known.tokens == header.tokens:
+        if known is not None:
             block = known
             self._unwritten.pop(block, None)
         else:
@@ -252,7 +270,6 @@ class BlockStore:
             block.made_at = header.made_at
             parent.insert(block)
         self._files.add(block, size_bytes)
-        self._drop_superseded(block, also_files=True)
         return block
 
     def work(self, *, is_idle: bool = True) -> None:
@@ -354,11 +371,19 @@ class BlockStore:
             self._evict(block)
 
     def _evict(self, block: Block) -> None:
+        """Drop a block that had to make room; with a checkpoint also those that led to it alone."""
         for each in block.with_descendants():
             self._evicted[each.key] = None
         while len(self._evicted) > MAX_EVICTED:
             del self._evicted[next(iter(self._evicted))]
         self._drop(block)
+        if not block.tokens:
+            leading = takewhile(lambda each: each.parent is not None and not self._is_held(each), [*block.chain()][1:])
+            for each in leading:
+                self._evict(each)
+
+    def _is_held(self, block: Block) -> bool:
+        return self._ram.is_held(block) or self._files.is_held(block)
 
     def _delete_file(self, block: Block) -> None:
         if block in self._files:
@@ -367,11 +392,18 @@ class BlockStore:
             self._disk.delete(block.key)
 
     def _drop_superseded(self, block: Block, *, also_files: bool) -> None:
-        """Drop blocks that hold a beginning of another one; those with a file only once the other's is there."""
+        """Drop blocks that hold a beginning of another one; those with a file only once the other's is there.
+
+        One with a checkpoint is where others may go on, too, unless the other one came at once.
+        """
         assert block.parent is not None, "the beginning supersedes nothing"
         for shorter in block.parent.children_within(block.tokens):
-            if also_files or shorter not in self._files:
+            is_replaceable = also_files or shorter not in self._files
+            if is_replaceable and not (shorter.checkpoint is not None and self._has_rested(shorter.checkpoint)):
                 self._drop(shorter)
+
+    def _has_rested(self, block: Block) -> bool:
+        return self._clock() >= self._unwritten.get(block, float("-inf")) + TAIL_REST_S
 
     def _drop(self, block: Block) -> None:
         """Take a block of the tree and all that follows it out of everything."""
@@ -382,4 +414,5 @@ class BlockStore:
             self._unwritten.pop(each, None)
             self._delete_file(each)
             each.children.clear()
+            each.checkpoint = None
         block.parent.remove(block)

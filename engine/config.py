@@ -9,7 +9,7 @@ SEQUENCE_IDS = 64
 MAX_SEQUENCES = SEQUENCE_IDS - 1
 """Blocks of KV are moved through the last id. With a sliding window half of the sequences only guard the other half."""
 MAX_STATEFUL_SEQUENCES = 8
-"""For recurrent and hybrid models, which allocate a full state per sequence id."""
+"""For recurrent and hybrid models, and small windows: they allocate a full state per sequence id."""
 CHUNK_ROWS = 64
 """Attention takes its tiled path from 64 rows; chunks of this size give the same bits wherever a prompt is cut."""
 LONG_TEXT_CHARS = 1 << 15
@@ -21,7 +21,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """`model_path` is a file system path in bytes, since paths need not be text.
 
     `context_tokens` None means what the model was trained for, at most DEFAULT_CONTEXT_TOKENS. `kv_ram_cap_bytes` is the
-    room for blocks of KV beside the context; in `kv_folder`, a path in bytes, they may take `kv_disk_cap_bytes` more.
+    room for blocks of KV beside the context; in `kv_folder`, a path in bytes, they may take `kv_disk_cap_bytes` more. Without
+    `full_window`, layers with a sliding window keep just its cells where that takes less memory; fewer requests run at once then.
     """
 
     model_path: bytes
@@ -30,6 +31,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     kv_ram_cap_bytes: int = 0
     kv_folder: bytes | None = None
     kv_disk_cap_bytes: int = 0
+    full_window: bool = True
 
 
 class EngineInfo(msgspec.Struct, frozen=True):

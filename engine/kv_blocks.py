@@ -6,7 +6,7 @@ The scratch id is always the same one, since the state holds it: the same cells 
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -15,6 +15,7 @@ from pinyon.engine.block import BLOCK_TOKENS, Block, Payload
 from pinyon.engine.block_file import BlockDamagedError
 from pinyon.engine.block_store import BlockStore, Hit
 from pinyon.engine.cache_report import COMPARED_TOKENS, Gap, Miss
+from pinyon.engine.checkpoints import Checkpoints
 from pinyon.engine.cost_model import CostModel
 from pinyon.engine.errors import NativeError
 from pinyon.engine.kv_cells import KvCells
@@ -49,14 +50,27 @@ class Restore:
     gap: Gap | None = None
     ram_tokens: int = 0
     disk_tokens: int = 0
+    moved_bytes: int = 0
+    moved_s: float = 0.0
+    """What came back since that was measured last, and how long it took."""
 
     @property
     def is_over(self) -> bool:
         return not self.hits
 
+    def count(self, hit: Hit, tokens: int, *, is_file: bool) -> None:
+        """Count tokens that came back. With a checkpoint come all before it, if from nowhere slower then from there."""
+        if not hit.block.tokens:
+            self.disk_tokens = hit.end if is_file else self.disk_tokens
+            self.ram_tokens = hit.end - self.disk_tokens
+        elif is_file:
+            self.disk_tokens += tokens
+        else:
+            self.ram_tokens += tokens
+
 
 class KvBlocks:
-    """`scratch` is a sequence id that nothing else uses."""
+    """`scratch` is a sequence id that nothing else uses but `checkpoints`, which are there where blocks are not the whole state."""
 
     def __init__(
         self,
@@ -65,8 +79,10 @@ class KvBlocks:
         store: BlockStore,
         costs: CostModel,
         scratch: int,
+        checkpoints: Checkpoints | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.checkpoints = checkpoints
         self._memory = memory
         self._cells = cells
         self._store = store
@@ -84,19 +100,38 @@ class KvBlocks:
         The last block may come back `in_part`, if that is right.
         """
         hits = self._usable(self._store.find(namespace, tokens[:-1]), in_part=in_part)
-        for hit in hits:
-            if hit.tokens == len(hit.block.tokens):
-                self._note(leaf, hit.block)
         held = [hit.block for hit in hits if hit.end <= leaf.length and hit.tokens == BLOCK_TOKENS]
         self._stored[leaf] = held[-1] if held else self._store.root(namespace)
-        missing = deque(hit for hit in hits if hit.end > leaf.length)
-        if missing and not self._pays(leaf, missing):
-            return Restore(leaf, deque(), gap=Gap(Miss.NOT_WORTH_IT, leaf.length))
-        patience_s = 0.0
+        missing = deque(self._missing(leaf, hits, namespace, tokens))
+        for hit in (*hits, *missing):
+            if hit.tokens == len(hit.block.tokens):
+                self._note(leaf, hit.block)
+        patience_s = self._costs.prefill_s(missing[-1].end - leaf.usable_length) if missing else 0.0
+        if missing and self._restore_s(missing) >= patience_s:
+            restore = Restore(leaf, deque())
+            self.give_up(restore, Miss.NOT_WORTH_IT)
+            return restore
         if missing:
             self._store.touch(missing[-1].block)
-            patience_s = self._costs.prefill_s(missing[-1].end - leaf.length)
         return Restore(leaf, missing, self._clock() + patience_s, gap=self._gap(leaf, hits, namespace, tokens))
+
+    def _missing(self, leaf: Leaf, hits: Sequence[Hit], namespace: str, tokens: Sequence[int]) -> list[Hit]:
+        """Return what a leaf lacks of the beginning of a prompt; take from it what does not lead to a checkpoint any more."""
+        if self.checkpoints is None:
+            return [hit for hit in hits if hit.end > leaf.length]
+        found = self.checkpoints.find(namespace, tokens[:-1])
+        reach = found[-1].end if found else 0
+        if leaf.lacks_checkpoint and reach < leaf.length:
+            self._start_again(leaf)
+        if not leaf.lacks_checkpoint and reach <= leaf.length:
+            return []
+        leaf.lacks_checkpoint = True
+        return [hit for hit in found if hit.end > leaf.length or not hit.block.tokens]
+
+    def _start_again(self, leaf: Leaf) -> None:
+        *_, root = self._stored[leaf].chain()
+        self._stored[leaf] = root
+        self._cells.empty(leaf)
 
     def _usable(self, hits: list[Hit], *, in_part: bool) -> list[Hit]:
         """Leave out a last block of which a part is asked for, also where the window is so narrow that blocks hold their ends' alone."""
@@ -119,10 +154,8 @@ class KvBlocks:
         following = last.following(COMPARED_TOKENS)
         return Gap.between(following, tokens, last.end) if following else Gap(Miss.NEW, last.end)
 
-    def _pays(self, leaf: Leaf, hits: Sequence[Hit]) -> bool:
-        """Whether the blocks come back sooner than their tokens are computed."""
-        size_bytes = sum(hit.block.payload_bytes for hit in hits)
-        return self._costs.restore_s(size_bytes) < self._costs.prefill_s(hits[-1].end - leaf.length)
+    def _restore_s(self, hits: Iterable[Hit]) -> float:
+        return self._costs.restore_s(sum(hit.block.payload_bytes for hit in hits))
 
     def restore(self, restore: Restore, budget_s: float, *, may_wait: bool) -> None:
         """Bring back what is at hand, one block at least; `may_wait` for the first file if nothing is.
@@ -138,14 +171,14 @@ class KvBlocks:
             if state is None:
                 return
             if (miss := self._put_back(restore.leaf, restore.hits[0], state)) is not None:
-                self._give_up(restore, miss)
+                self.give_up(restore, miss)
                 return
-            restore.hits.popleft()
-            if is_file:
-                restore.disk_tokens += restore.leaf.length - start
-            else:
-                restore.ram_tokens += restore.leaf.length - start
-            self._costs.measure_restore(len(state), self._clock() - started)
+            restore.count(restore.hits.popleft(), restore.leaf.length - start, is_file=is_file)
+            restore.moved_bytes += len(state)
+            restore.moved_s += self._clock() - started
+            if not restore.leaf.lacks_checkpoint:  # blocks may be empty: then all bytes come with it
+                self._costs.measure_restore(restore.moved_bytes, restore.moved_s)
+                restore.moved_bytes, restore.moved_s = 0, 0.0
             if self._clock() >= until:
                 return
 
@@ -160,27 +193,32 @@ class KvBlocks:
             wait([read], wait_s)
             if not read.done():
                 if self._clock() >= restore.patient_until:
-                    self._give_up(restore, Miss.NOT_WORTH_IT)
+                    self.give_up(restore, Miss.NOT_WORTH_IT)
                 return None
             try:
                 read = read.result()
             except (OSError, BlockDamagedError):
                 self._store.lose(restore.hits[0].block)
-                self._give_up(restore, Miss.UNREADABLE)
+                self.give_up(restore, Miss.UNREADABLE)
                 return None
         restore.reads.popleft()
         if read is None:
-            self._give_up(restore, Miss.EVICTED)
+            self.give_up(restore, Miss.EVICTED)
         return read
 
-    @staticmethod
-    def _give_up(restore: Restore, miss: Miss) -> None:
+    def give_up(self, restore: Restore, miss: Miss) -> None:
+        """Bring nothing more back; what has come back is of use only with its checkpoint."""
         restore.hits.clear()
         restore.gap = Gap(miss, restore.leaf.length)
+        if restore.leaf.lacks_checkpoint:
+            restore.ram_tokens = restore.disk_tokens = 0
+            self._start_again(restore.leaf)
 
     def _put_back(self, leaf: Leaf, hit: Hit, state: Payload) -> Miss | None:
         """Add a block's tokens to a sequence; return why that could not be done."""
         block, start = hit.block, leaf.length
+        if not block.tokens:
+            return self._put_checkpoint_back(leaf, block, state)
         if not self._cells.make_room(len(block.tokens)):
             return Miss.NO_ROOM
         if not self._memory.import_state(self._scratch, state):
@@ -195,58 +233,81 @@ class KvBlocks:
             self._stored[leaf] = block
         return None
 
+    def _put_checkpoint_back(self, leaf: Leaf, checkpoint: Block, state: Payload) -> Miss | None:
+        assert self.checkpoints is not None, "it was found there"
+        leaf.lacks_checkpoint = not self.checkpoints.put_back(leaf, state)
+        if leaf.lacks_checkpoint:
+            self._store.lose(checkpoint)
+        return Miss.UNREADABLE if leaf.lacks_checkpoint else None
+
     def save(self, budget_s: float) -> None:
         """Store blocks that are complete, and the ends of sequences that no request holds, for so long."""
         until = self._clock() + budget_s
         for leaf in [*self._stored]:
-            while (count := self._due(leaf)) > 0:
-                self._store_next(leaf, count)
+            while self._is_due(leaf):
+                self._store_next(leaf)
                 if self._clock() >= until:
                     return
 
     @property
     def has_unsaved(self) -> bool:
-        return any(self._due(leaf) > 0 for leaf in self._stored)
+        return any(map(self._is_due, self._stored))
 
     def save_some_of(self, leaf: Leaf) -> bool:
         """Store one block of a sequence that nobody holds, if there is one to store; tell whether more are left."""
-        if (count := self._due(leaf)) > 0:
-            self._store_next(leaf, count)
-        return self._due(leaf) > 0
+        if self._is_due(leaf):
+            self._store_next(leaf)
+        return self._is_due(leaf)
 
     def return_s(self, leaf: Leaf) -> float:
         """Return what it costs to have a token of a sequence back once it has gone."""
         if leaf.is_private or not self._bytes_per_token:
             return self._costs.prefill_s(1)
-        return min(self._costs.prefill_s(1), self._costs.restore_s(self._bytes_per_token))
+        checkpoint_s = 0.0 if self.checkpoints is None else self.checkpoints.return_s(leaf)
+        return min(self._costs.prefill_s(1), self._costs.restore_s(self._bytes_per_token) + checkpoint_s)
 
     def save_all_of(self, leaf: Leaf) -> None:
         """Store what a sequence holds before it goes."""
-        while (count := self._due(leaf)) > 0:
-            self._store_next(leaf, count)
+        while self._is_due(leaf):
+            self._store_next(leaf)
         self.forget(leaf)
+
+    def take_checkpoint(self, leaf: Leaf) -> None:
+        """Store all of a sequence that ends with a whole block; its checkpoint can be taken only now."""
+        assert self.checkpoints is not None, "nobody has asked for one"
+        while self._is_due(leaf):
+            self._store_next(leaf)
+        if (last := self._stored.get(leaf)) is not None:
+            self._keep_checkpoint(self.checkpoints, leaf, last)
 
     def forget(self, leaf: Leaf) -> None:
         """Store nothing more of a sequence."""
         self._stored.pop(leaf, None)
 
-    def _due(self, leaf: Leaf) -> int:
-        """Return how many tokens the next block of a sequence would have; 0 while there is none to store."""
+    def _is_due(self, leaf: Leaf) -> bool:
+        """Whether there is something to store of a sequence: a whole block, or its end once no request holds it."""
         if leaf not in self._stored:
-            return 0
-        count = min(leaf.length - self._stored[leaf].end, BLOCK_TOKENS)
-        return count if count == BLOCK_TOKENS or not leaf.in_use else 0
+            return False
+        tokens = leaf.length - self._stored[leaf].end
+        return tokens >= BLOCK_TOKENS or (not leaf.in_use and (tokens > 0 or self.checkpoints is not None))
 
-    def _store_next(self, leaf: Leaf, count: int) -> None:
+    def _store_next(self, leaf: Leaf) -> None:
         before = self._stored[leaf]
-        tokens = tuple(leaf.tokens(before.end)[:count])
-        block = before.child_with(tokens) or self._export(leaf, before, tokens)
-        if block is not None and block.tokens == tokens:
+        tokens = tuple(leaf.tokens(before.end)[:BLOCK_TOKENS])
+        block = (before.child_with(tokens) or self._export(leaf, before, tokens)) if tokens else before
+        if block is not None and tokens and block.tokens == tokens:
             self._note(leaf, block)
-        if block is None or count < BLOCK_TOKENS:
-            self.forget(leaf)
-        else:
+        if block is not None and (leaf.in_use or block.end < leaf.length):
             self._stored[leaf] = block
+            return
+        if self.checkpoints is not None and block is not None and block.tokens and block.end == leaf.length:
+            self._keep_checkpoint(self.checkpoints, leaf, block)
+        self.forget(leaf)
+
+    def _keep_checkpoint(self, checkpoints: Checkpoints, leaf: Leaf, block: Block) -> None:
+        checkpoints.take(leaf, block)
+        if block.checkpoint is not None:
+            self._note(leaf, block.checkpoint)
 
     def _note(self, leaf: Leaf, block: Block) -> None:
         if leaf.conversation is not None:
@@ -256,7 +317,7 @@ class KvBlocks:
         start, end = before.end, before.end + len(tokens)
         self._memory.copy_sequence(leaf.sequence_id, self._scratch, start, end)
         try:
-            state = self._memory.export_state(self._scratch)
+            state = self._state_of_scratch()
         except NativeError:  # nothing is kept then, and nothing else is lost
             return None
         finally:
@@ -264,3 +325,6 @@ class KvBlocks:
         block = self._store.add(before, tokens, state, self._costs.prefill_s(len(tokens)))
         self._bytes_per_token = len(state) // len(tokens) if block is not None else 0
         return block
+
+    def _state_of_scratch(self) -> Payload:
+        return self._memory.export_state(self._scratch) if self.checkpoints is None else self.checkpoints.export_cells()

@@ -26,6 +26,7 @@ class KvCells:
     """`cells` is the room for tokens, `sequence_ids` how many paths may be held at once.
 
     `window` is how far the narrowest layer looks back, 0 for no limit: then sequence id `s` has the guard `sequence_ids + s`.
+    If a sequence `needs_checkpoints`, its cells are a part of its state only, and the rest is of use at its end alone.
     `before_drop` is called with a leaf that is about to go for another reason than a call of `drop`.
     """
 
@@ -36,12 +37,14 @@ class KvCells:
         cells: int,
         sequence_ids: int,
         window: int = 0,
+        needs_checkpoints: bool = False,
         before_drop: Callable[[Leaf], None] = lambda _leaf: None,
     ) -> None:
         self.cells = cells
         self._memory = memory
         self._sequence_ids = sequence_ids
         self.window = window
+        self.needs_checkpoints = needs_checkpoints
         self._before_drop = before_drop
         self._tree = PrefixTree()
 
@@ -68,6 +71,11 @@ class KvCells:
             return True
         return 0 <= self._memory.first_position(source.sequence_id) <= max(0, length - self.window)
 
+    def resumable(self, namespace: str, tokens: Sequence[int]) -> int:
+        """Return how many of the tokens a sequence holds that no request holds and that ends with them; 0 for none."""
+        match = self.match(namespace, tokens)
+        return 0 if match.idle_leaf is None else match.length
+
     def room_for(self, namespace: str, tokens: Sequence[int]) -> int:
         """Return how many tokens a request that begins with these could have in all, if no other one grew."""
         match = self.match(namespace, tokens[:-1])
@@ -79,8 +87,7 @@ class KvCells:
         The last token is left to be computed in any case: its logits are not kept.
         """
         match = self.match(namespace, tokens[:-1])
-        leaf = match.node.leaf
-        if leaf is not None and not leaf.in_use and leaf.length == match.length:
+        if (leaf := match.idle_leaf) is not None:
             leaf.in_use = True
             return leaf
         if (sequence_id := self._free_id()) is not None:
@@ -98,7 +105,9 @@ class KvCells:
         if (source := match.source) is not None:
             for target in self.ids_of(sequence_id):
                 self._memory.copy_sequence(source.sequence_id, target, 0, match.length)
-        return self._tree.fork(match, sequence_id)
+        leaf = self._tree.fork(match, sequence_id)
+        leaf.lacks_checkpoint = self.needs_checkpoints and match.length > 0
+        return leaf
 
     def ids_of(self, sequence_id: int) -> tuple[int, ...]:
         """Return the ids that a sequence's cells carry: its own, and its guard's where there is a window."""
@@ -121,6 +130,13 @@ class KvCells:
         for sequence_id in self.ids_of(leaf.sequence_id):
             self._memory.remove_sequence(sequence_id)
 
+    def empty(self, leaf: Leaf) -> None:
+        """Take all tokens from a sequence."""
+        self._tree.empty(leaf)
+        for sequence_id in self.ids_of(leaf.sequence_id):
+            self._memory.remove_sequence(sequence_id)
+        leaf.lacks_checkpoint = False
+
     def make_room(self, cells: int) -> bool:
         """Drop what no request holds, the least recently used first, until so many cells are free; tell whether they are."""
         while self.free < cells:
@@ -129,7 +145,7 @@ class KvCells:
             self.evict(oldest)
         return True
 
-    def empty(self) -> None:
+    def clear(self) -> None:
         """Drop everything, so that the next token gets the first cell. No request may hold anything."""
         while (oldest := self.oldest_idle()) is not None:
             self.evict(oldest)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from pinyon.engine.block_store import BlockStore
+from pinyon.engine.checkpoints import Checkpoints
 from pinyon.engine.config import (
     BATCH_ROWS,
     CHUNK_ROWS,
@@ -60,14 +61,23 @@ def load_engine(
             f"cannot use {shown(path)}: it is an embedding, encoder-decoder or diffusion model, not a text generator"
         )
     context_tokens = _context_tokens(config, model)
-    ids = MAX_STATEFUL_SEQUENCES if model.keeps_state_per_sequence else SEQUENCE_IDS
+    full_window = config.full_window or not _is_window_small(model.window, context_tokens)
+    needs_checkpoints = model.keeps_state_per_sequence or not full_window
+    ids = MAX_STATEFUL_SEQUENCES if needs_checkpoints else SEQUENCE_IDS
     vocab = Vocab(model.vocabulary)
     with ThreadPoolExecutor(1) as beside:  # the walk through a large vocabulary takes as long as making the context
         beside.submit(lambda: vocab.control_strings)
         context = Context(
-            model, log, cells=context_tokens, sequence_ids=ids, batch_rows=BATCH_ROWS, threads=config.threads
+            model,
+            log,
+            cells=context_tokens,
+            sequence_ids=ids,
+            batch_rows=BATCH_ROWS,
+            threads=config.threads,
+            full_window=full_window,
         )
-    cells, kv = _shared_kv(config, model, context, context_tokens, ids)
+    guarded_window = 0 if needs_checkpoints else model.window
+    cells, kv = _shared_kv(config, context, context_tokens, ids, guarded_window, needs_checkpoints=needs_checkpoints)
     scheduler = Scheduler(kv, chunk_rows=CHUNK_ROWS)
     grammars = GrammarCompiler(model.vocabulary, vocab.eog_tokens)
     engine = Engine(vocab, Runner(context, BATCH_ROWS, cells.ids_of), scheduler, kv, context_tokens, grammars.compile)
@@ -89,20 +99,26 @@ def load_engine(
 
 
 def _shared_kv(
-    config: EngineConfig, model: Model, context: Context, context_tokens: int, ids: int
+    config: EngineConfig, context: Context, context_tokens: int, ids: int, window: int, *, needs_checkpoints: bool
 ) -> tuple[KvCells, SharedKv]:
-    window = model.window
-    sequences = (ids - 1) // 2 if window else ids - 1
     cells = KvCells(
         context,
         cells=context_tokens,
-        sequence_ids=sequences,
+        sequence_ids=(ids - 1) // 2 if window else ids - 1,
         window=window,
+        needs_checkpoints=needs_checkpoints,
         before_drop=lambda leaf: blocks.save_all_of(leaf),  # noqa: PLW0108  there are none yet
     )
-    store, costs = BlockStore(config.kv_ram_cap_bytes, awaits_disk=config.kv_folder is not None), CostModel()
-    blocks = KvBlocks(context, cells, store, costs, scratch=ids - 1)
-    return cells, SharedKv(cells, blocks, store, costs, is_divisible=not model.keeps_state_per_sequence)
+    store = BlockStore(config.kv_ram_cap_bytes, awaits_disk=config.kv_folder is not None)
+    costs, scratch = CostModel(), ids - 1
+    checkpoints = Checkpoints(context, store, costs, scratch) if needs_checkpoints else None
+    blocks = KvBlocks(context, cells, store, costs, scratch, checkpoints)
+    return cells, SharedKv(cells, blocks, store, costs)
+
+
+def _is_window_small(window: int, context_tokens: int) -> bool:
+    """Whether what llama.cpp keeps of a window for each sequence is less, all together, than the whole context."""
+    return window > 0 and window * MAX_STATEFUL_SEQUENCES + BATCH_ROWS < context_tokens
 
 
 def _context_tokens(config: EngineConfig, model: Model) -> int:

@@ -262,13 +262,16 @@ class RowBuffer:
 
 
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
+_HEADER_BYTES: Final = 8
+"""Of an exported state: two 32-bit numbers."""
 
 
 class Context:
     """KV cells and compute buffers of one model.
 
     `cells` is the room for tokens of all sequences together; a batch holds up to `batch_rows` rows. There are `sequence_ids`
-    ids, from 0, and as many rows of a batch may want logits.
+    ids, from 0, and as many rows of a batch may want logits. Without `full_window`, layers with a sliding window keep the cells
+    inside of it only.
     """
 
     def __init__(
@@ -280,6 +283,7 @@ class Context:
         sequence_ids: int,
         batch_rows: int,
         threads: int,
+        full_window: bool = True,
     ) -> None:
         params = lib.llama_context_default_params()
         params.n_ctx = cells
@@ -287,6 +291,7 @@ class Context:
         params.n_seq_max = params.n_outputs_max = sequence_ids
         params.n_threads = params.n_threads_batch = threads
         params.kv_unified = True
+        params.swa_full = full_window
         self._model = model
         self._params = params
         self._vocabulary_size = model.vocabulary.size
@@ -348,15 +353,41 @@ class Context:
         """Return the lowest position that a sequence still has in every layer; -1 for an empty sequence."""
         return int(lib.llama_memory_seq_pos_min(self._memory, sequence_id))
 
+    def last_position(self, sequence_id: int) -> int:
+        """Return the highest position that a sequence has in every layer; -1 for an empty sequence."""
+        return int(lib.llama_memory_seq_pos_max(self._memory, sequence_id))
+
     def export_state(self, sequence_id: int) -> memoryview:
-        """Return the KV of a sequence: its cells' positions, then keys and values, layer by layer.
+        """Return the state of a sequence: its cells' positions, then keys and values, layer by layer; then its checkpoint, if any.
 
         Raises:
             NativeError: llama.cpp wrote something else than it had announced.
         """
-        size = lib.llama_state_seq_get_size(self._handle, sequence_id)
+        return self._export(sequence_id, lib.LLAMA_STATE_SEQ_FLAGS_NONE)
+
+    def export_checkpoint(self, sequence_id: int) -> memoryview:
+        """Return the part of a sequence's state that is of use at its end only: recurrent states, the cells of a small window.
+
+        Raises:
+            NativeError: llama.cpp wrote something else than it had announced.
+        """
+        return self._export(sequence_id, lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
+
+    def export_without(self, sequence_id: int, no_checkpoint: bytes | memoryview) -> memoryview:
+        """Return the state of a sequence as if it had no checkpoint; `no_checkpoint` is that of an empty sequence.
+
+        A state is a header, the cells and the checkpoint, a checkpoint the same header and the checkpoint.
+        """
+        state = self._export(sequence_id, lib.LLAMA_STATE_SEQ_FLAGS_NONE)
+        flags = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        own_bytes = lib.llama_state_seq_get_size_ext(self._handle, sequence_id, flags) - _HEADER_BYTES
+        return memoryview(b"".join((state[: len(state) - own_bytes], no_checkpoint[_HEADER_BYTES:])))
+
+    def _export(self, sequence_id: int, flags: int) -> memoryview:
+        size = lib.llama_state_seq_get_size_ext(self._handle, sequence_id, flags)
         state = np.empty(size, np.uint8)
-        written = lib.llama_state_seq_get_data(self._handle, state.ctypes.data_as(_BYTES), size, sequence_id)
+        address = state.ctypes.data_as(_BYTES)
+        written = lib.llama_state_seq_get_data_ext(self._handle, address, size, sequence_id, flags)
         if written != size:
             raise NativeError(f"the state of sequence {sequence_id} has {written:,} bytes instead of {size:,}")
         return state.data
@@ -366,8 +397,19 @@ class Context:
 
         It does not notice damaged bytes: verify them before.
         """
+        return self._import(sequence_id, state, lib.LLAMA_STATE_SEQ_FLAGS_NONE)
+
+    def import_checkpoint(self, sequence_id: int, state: bytes | memoryview) -> bool:
+        """Put an exported checkpoint in the place of the one that a sequence has; tell whether llama.cpp took it.
+
+        It notices neither damaged bytes nor those of another sequence: verify them before.
+        """
+        return self._import(sequence_id, state, lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
+
+    def _import(self, sequence_id: int, state: bytes | memoryview, flags: int) -> bool:
         address = np.frombuffer(state, np.uint8).ctypes.data_as(_BYTES)
-        return int(lib.llama_state_seq_set_data(self._handle, address, len(state), sequence_id)) == len(state)
+        read = lib.llama_state_seq_set_data_ext(self._handle, address, len(state), sequence_id, flags)
+        return int(read) == len(state)
 
     def state_bytes(self) -> int:
         """Return the size of all live state; it grows with every used cell."""

@@ -37,7 +37,7 @@ class Leaf:
     """A sequence id and the node that its path ends with; `in_use` while a request computes in it.
 
     Of what `is_private` leaves alone hold, nobody else is told. `idle_since` is in seconds that the engine has computed, `used_at` in
-    seconds since 1970. `conversation` is that of the last request.
+    seconds since 1970. `conversation` is that of the last request. A leaf that `lacks_checkpoint` cannot be gone on from yet.
     """
 
     sequence_id: int
@@ -47,11 +47,16 @@ class Leaf:
     idle_since: float = 0.0
     used_at: float = 0.0
     conversation: str | None = None
+    lacks_checkpoint: bool = False
 
     @property
     def length(self) -> int:
         """How many tokens the sequence holds."""
         return self.node.end
+
+    @property
+    def usable_length(self) -> int:
+        return 0 if self.lacks_checkpoint else self.length
 
     @property
     def own_cells(self) -> int:
@@ -107,6 +112,12 @@ class Match(NamedTuple):
     def source(self) -> Leaf | None:
         """A sequence that holds these tokens, None for no tokens."""
         return next(self.node.leaves(), None) if self.length else None
+
+    @property
+    def idle_leaf(self) -> Leaf | None:
+        """The sequence that holds just these tokens and that no request holds, if there is one."""
+        leaf = self.node.leaf
+        return leaf if leaf is not None and not leaf.in_use and leaf.length == self.length else None
 
     def following(self, limit: int) -> list[int]:
         """Return up to so many tokens with which a known sequence goes on after the matched ones; none of a private one."""
@@ -173,6 +184,14 @@ class PrefixTree:
         parent.children.remove(node)
         if len(parent.children) == 1 and parent.parent is not None:
             _absorb(parent, parent.children[0])
+
+    def empty(self, leaf: Leaf) -> None:
+        """Let a leaf start again without any token."""
+        *_, root = leaf.node.path()
+        self.remove(leaf)
+        leaf.node = Node(root, 0, [], leaf=leaf)
+        root.children.append(leaf.node)
+        self._leaves[leaf.sequence_id] = leaf
 
     def cells_in_use(self, also: Match | None = None) -> int:
         """Return how many cells the leaves in use hold together, and those of a match; the others could be given up."""

@@ -11,7 +11,6 @@ from operator import attrgetter
 
 from pinyon.engine.batch import Batch, Slice
 from pinyon.engine.block import BLOCK_TOKENS
-from pinyon.engine.prefix_tree import common_length
 from pinyon.engine.sequence import ComingPrefix, Sequence, State
 from pinyon.engine.shared_kv import SharedKv
 
@@ -79,19 +78,12 @@ class Scheduler:
     def _coming_prefix(self, sequence: Sequence) -> ComingPrefix | None:
         """Return the longest beginning that another one will have soon, if enough of it is not here yet."""
         readers = (other for other in self.running if other.is_reading)
-        found = (ComingPrefix(other, self._shared_tokens(other, sequence)) for other in readers)
+        found = (ComingPrefix(other, self._kv.shared_tokens(sequence, other)) for other in readers)
         longest = max((each for each in found if not each.is_over), key=attrgetter("tokens"), default=None)
         if longest is None or longest.tokens < self._kv.known_tokens(sequence) + MIN_SHARED_TOKENS:
             return None
+        self._kv.expect(longest.other, longest.tokens)
         return longest
-
-    def _shared_tokens(self, other: Sequence, sequence: Sequence) -> int:
-        """Return how many tokens a sequence could take from what another one reads, all but its last at most."""
-        if other.request.namespace != sequence.request.namespace:
-            return 0
-        if not (self._kv.shares(sequence) and self._kv.shares(other)):
-            return 0
-        return common_length(sequence.tokens[:-1], other.tokens)
 
     def _slices(self) -> Iterator[Slice]:
         """Yield whole chunks after the decoding rows; a prompt joins a started chunk only if all that is left of it fits."""
@@ -104,7 +96,7 @@ class Scheduler:
                 prompts.append(sequence)
         chunk_rows = room = BLOCK_TOKENS if self._is_deterministic else self._chunk_rows
         for sequence in prompts:
-            rows = min(sequence.uncomputed, chunk_rows)
+            rows = min(sequence.uncomputed, sequence.until_stop, chunk_rows)
             if rows <= room:
                 room -= rows
                 yield Slice.of(sequence, rows)

@@ -71,6 +71,8 @@ class Sequence:
         self.restore: Restore | None = None
         self.coming: ComingPrefix | None = None
         """What a waiting sequence waits for."""
+        self.stops: set[int] = set()
+        """Positions where a slice has to end."""
         self._reused: Restore | None = None
         self._found_tokens = 0
         self._gap: Gap | None = None
@@ -124,6 +126,11 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
+    def until_stop(self) -> int:
+        """How many tokens there are to the next stop, or to the end."""
+        return min((stop - self.computed for stop in self.stops if stop > self.computed), default=self.uncomputed)
+
+    @property
     def cached_tokens(self) -> int:
         """How much of the prompt did not have to be computed. What is computed again after a preemption does not count."""
         return self._found_tokens + (0 if self._reused is None else self._reused.ram_tokens + self._reused.disk_tokens)
@@ -136,6 +143,8 @@ class Sequence:
         if not gaps or self.cached_tokens >= self.prompt_tokens - 1:
             return CacheReport(self._found_tokens, ram, disk)
         gap = max(gaps, key=lambda each: (each.position, *(each.miss is not vague for vague in _VAGUE)))
+        if gap.position >= self.prompt_tokens - 1:  # the text is known, but not its state
+            gap = Gap(Miss.UNAVAILABLE, self.cached_tokens)
         miss, advice = gap.miss, ""
         if miss is Miss.DIVERGED:
             prompt = self.tokens[: self.prompt_tokens]
@@ -156,7 +165,7 @@ class Sequence:
         self.leaf, self.restore = leaf, restore
         if self.admitted is None:
             self.admitted = time.monotonic()
-            self._found_tokens, self._reused, self._gap = leaf.length, restore, gap
+            self._found_tokens, self._reused, self._gap = leaf.usable_length, restore, gap
 
     def lose_cells(self) -> None:
         """Go back to waiting: the KV is gone, the text, the seed and the penalties stay."""

@@ -8,11 +8,12 @@ from typing import Final
 from pinyon.engine.batch import Batch
 from pinyon.engine.block_store import BlockStore, Noted, Removed
 from pinyon.engine.cache_report import COMPARED_TOKENS, Gap, Miss
+from pinyon.engine.checkpoints import block_end
 from pinyon.engine.cost_model import CostModel
 from pinyon.engine.kv_blocks import KvBlocks
 from pinyon.engine.kv_cells import KvCells
 from pinyon.engine.kv_folder import DiskTier
-from pinyon.engine.prefix_tree import Leaf
+from pinyon.engine.prefix_tree import Leaf, common_length
 from pinyon.engine.request import without_traces
 from pinyon.engine.sequence import Sequence as Choice
 from pinyon.engine.sequence import State
@@ -37,7 +38,7 @@ _CANONICAL: Final = "\0canonical"
 
 
 class SharedKv:
-    """Where a sequence's state `is_divisible`, its beginning serves others. A recurrent model's state is one piece."""
+    """What a sequence has computed serves others from any token on, or, where blocks need checkpoints, from those on."""
 
     def __init__(
         self,
@@ -46,14 +47,13 @@ class SharedKv:
         store: BlockStore,
         costs: CostModel,
         *,
-        is_divisible: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._is_divisible = is_divisible
         self._cells = cells
         self._blocks = blocks
         self._store = store
         self._costs = costs
+        self._checkpoints = blocks.checkpoints
         self._clock = clock
         self._save_credit_s = 0.0
         self._computed_s = 0.0
@@ -65,7 +65,7 @@ class SharedKv:
 
     def shares(self, sequence: Choice) -> bool:
         """Whether a sequence takes what others have in the context, and leaves to others what it has."""
-        return self._is_divisible and sequence.request.use_cache and not sequence.request.deterministic
+        return sequence.request.use_cache and not sequence.request.deterministic
 
     def room_for(self, sequence: Choice) -> int:
         """Return how many tokens a sequence could have in all if it began now and no other one grew."""
@@ -75,6 +75,19 @@ class SharedKv:
         """Return how many tokens a sequence would find in the context."""
         return self._cells.match(sequence.request.namespace, self._sharable(sequence)).length
 
+    def shared_tokens(self, sequence: Choice, other: Choice) -> int:
+        """Return how many tokens a sequence could take from what another one reads, all but its last at most."""
+        is_open = self.shares(sequence) and self.shares(other) and sequence.request.namespace == other.request.namespace
+        common = common_length(sequence.tokens[:-1], other.tokens) if is_open else 0
+        if self._checkpoints is None:
+            return common
+        return 0 if sequence.request.private or other.request.private else block_end(common)
+
+    def expect(self, other: Choice, tokens: int) -> None:
+        """Take note that somebody waits for the first tokens of a sequence."""
+        if self._checkpoints is not None:
+            other.stops.add(tokens)
+
     def begin(self, sequence: Choice) -> bool:
         """Admit a sequence with all of its beginning that is known; False while every sequence id is in use."""
         if sequence.request.deterministic:
@@ -83,14 +96,15 @@ class SharedKv:
             return self._begin_alone(sequence)
         request, tokens = sequence.request, sequence.tokens
         match = self._cells.match(request.namespace, tokens[:-1])
-        following = match.following(COMPARED_TOKENS)
-        leaf = self._cells.begin(request.namespace, tokens)
+        following, matched = match.following(COMPARED_TOKENS), match.length
+        leaf = self._cells.begin(request.namespace, self._sharable(sequence))
         if leaf is None:
             return False
-        if leaf.length < match.length:  # its own sequence id was the only one that could be had
-            gap = Gap(Miss.EVICTED, leaf.length)
+        known = leaf.length if self._checkpoints is None else matched
+        if known < matched:  # its own sequence id was the only one that could be had
+            gap = Gap(Miss.EVICTED, known)
         else:
-            gap = Gap.between(following, tokens, leaf.length) if following else Gap(Miss.NEW, leaf.length)
+            gap = Gap.between(following, tokens, known) if following else Gap(Miss.NEW, known)
         if request.private:
             self._blocks.save_all_of(leaf)  # what an earlier request left in it; nothing that comes now
             hits = self._store.find(request.namespace, tokens[:-1])
@@ -99,27 +113,30 @@ class SharedKv:
         leaf.is_private, leaf.conversation = request.private, request.conversation
         restore = None if request.private else self._blocks.begin(leaf, request.namespace, tokens)
         sequence.admit(leaf, restore, gap)
+        if self._checkpoints is not None and restore is not None:
+            known = max(each.position for each in (gap, restore.gap) if each is not None)
+            sequence.stops = self._checkpoints.positions(len(tokens), known)
         return True
 
     def _begin_deterministic(self, sequence: Choice) -> bool:
         """Start from an empty context. Only whole blocks come back, and only those of prompts that started so, too."""
         request = sequence.request
-        self._cells.empty()
+        self._cells.clear()
         leaf = self._cells.begin(_ALONE, ())
         assert leaf is not None, "every sequence id is free"
         leaf.conversation = request.conversation
-        if request.use_cache and not request.private and self._is_divisible:
+        wants_blocks = request.use_cache and not request.private
+        if wants_blocks and self._checkpoints is None:
             namespace = request.namespace + _CANONICAL
             sequence.admit(leaf, self._blocks.begin(leaf, namespace, sequence.tokens, in_part=False))
         else:
-            sequence.admit(leaf, gap=Gap(Miss.DISABLED if self._is_divisible else Miss.UNAVAILABLE, 0))
+            sequence.admit(leaf, gap=Gap(Miss.UNAVAILABLE if wants_blocks else Miss.DISABLED, 0))
         return True
 
     def _begin_alone(self, sequence: Choice) -> bool:
         leaf = self._cells.begin(_ALONE, ())
         if leaf is not None:
-            miss = Miss.UNAVAILABLE if sequence.request.use_cache else Miss.DISABLED
-            sequence.admit(leaf, gap=Gap(miss, 0))
+            sequence.admit(leaf, gap=Gap(Miss.DISABLED, 0))
         return leaf is not None
 
     def restore(self, running: Sequence[Choice]) -> list[Choice]:
@@ -144,6 +161,10 @@ class SharedKv:
             sequence, leaf = piece.sequence, piece.sequence.leaf
             assert leaf is not None, "only admitted sequences are scheduled"
             self._cells.grow(leaf, sequence.tokens[leaf.length : leaf.length + piece.rows])
+            if leaf.length in sequence.stops:
+                started = self._clock()
+                self._blocks.take_checkpoint(leaf)
+                self._save_credit_s -= self._clock() - started
             if sequence.request.deterministic and piece.wants_logits:
                 self._blocks.save_all_of(leaf)  # the prompt; an answer's tokens are not computed in blocks
         self._save_credit_s = min(self._save_credit_s + SAVE_SHARE * seconds, MAX_CREDIT_S)
@@ -152,7 +173,7 @@ class SharedKv:
     def rest(self, sequence: Choice) -> None:
         """Keep what a sequence leaves behind, as long as there is room."""
         assert sequence.leaf is not None, "it was admitted"
-        if self.shares(sequence):
+        if self.shares(sequence) and not sequence.leaf.lacks_checkpoint:
             sequence.leaf.idle_since, sequence.leaf.used_at = self._computed_s, time.time()
             self._cells.rest(sequence.leaf)
         else:
@@ -169,7 +190,7 @@ class SharedKv:
         """Have a sequence that goes on store nothing more, and give up at its end what it holds."""
         sequence.request = without_traces(sequence.request)
         if sequence.restore is not None:
-            sequence.restore.hits.clear()
+            self._blocks.give_up(sequence.restore, Miss.DISABLED)
         if sequence.leaf is not None:
             self._blocks.forget(sequence.leaf)
             sequence.leaf.is_private, sequence.leaf.conversation = True, None
@@ -239,4 +260,14 @@ class SharedKv:
         self._cells.check()
 
     def _sharable(self, sequence: Choice) -> Sequence[int]:
-        return sequence.tokens if self.shares(sequence) else ()
+        """Return the beginning of a sequence of which all but the last token can be taken from others."""
+        if not self.shares(sequence):
+            return ()
+        return sequence.tokens if self._checkpoints is None else sequence.tokens[: self._reach(sequence) + 1]
+
+    def _reach(self, sequence: Choice) -> int:
+        """Return up to where there is a state that a sequence can go on from."""
+        assert self._checkpoints is not None, "otherwise it can everywhere"
+        namespace, tokens = sequence.request.namespace, sequence.tokens[:-1]
+        found = [] if sequence.request.private else self._checkpoints.find(namespace, tokens)
+        return max(self._cells.resumable(namespace, tokens), found[-1].end if found else 0)

@@ -65,6 +65,10 @@ class Tier:
         """Keep a block, here or not, from becoming a victim until it is released as often."""
         self._holds[block] += 1
 
+    def is_held(self, block: Block) -> bool:
+        """Whether a block has to stay: others here follow it, or it is in use."""
+        return block in self._holds
+
     def release(self, block: Block) -> None:
         self._holds[block] -= 1
         if not self._holds[block]:

@@ -38,6 +38,8 @@ def test_what_is_written_is_read():
     data = file_of()
     assert len(data) == block_file.file_bytes(HEADER.payload_bytes)
     assert block_file.decode_head(data[:HEAD_BYTES]) == HEADER
+    checkpoint = replace(HEADER, tokens=(), start=130)
+    assert block_file.decode(file_of(checkpoint)) == (checkpoint, PAYLOAD)
     assert block_file.decode(data) == (HEADER, PAYLOAD)
 
 
@@ -99,7 +101,7 @@ def test_parts_of_two_files_are_refused():
     "header",
     [
         replace(HEADER, start=1),
-        replace(HEADER, tokens=()),
+        replace(HEADER, tokens=(), start=0),
         replace(HEADER, payload_bytes=0),
         replace(HEADER, prefill_s=-1.0),
         replace(HEADER, prefill_s=math.nan),

@@ -226,8 +226,8 @@ def test_what_was_stored_before_the_disk_was_known_is_noted_there(tmp_path):
     made = make_engine(cells=1024, store=BlockStore(1000 * BLOCK_BYTES))
     run_to_end(made.engine, ask("a", ABC[:150], "talk"))
     made.engine.tidy()
-    disk, notes = BlockDisk(tmp_path, b"r" * 32, QuickFiles()), CacheNotes(tmp_path)
-    made.engine.use_disk(DiskTier(disk, [], 1 << 30, notes, [], []))
+    disk, notes = BlockDisk(tmp_path, b"r" * 32, QuickFiles()), CacheNotes(tmp_path, 1 << 20)
+    made.engine.use_disk(DiskTier(disk, [], 1 << 30, notes, [], [], frozenset()))
     made.engine.close()
     world = World(tmp_path)
     assert world.files

@@ -222,14 +222,6 @@ def test_only_what_may_be_shared_is_waited_for(ours, theirs):
     assert not made.waiting
 
 
-def test_a_state_in_one_piece_is_not_waited_for():
-    made = scheduler(sequence("a", 100, shared=100), sequence("b", 100, shared=100), is_divisible=False)
-    assert step(made) == [("a", 64)]
-    assert not made.waiting
-    assert step(made) == [("a", 36)]
-    assert step(made) == [("a", 1), ("b", 64)]
-
-
 def cancel(made, leader):
     leader.finish(FinishReason.CANCELLED)
     made.release(leader)

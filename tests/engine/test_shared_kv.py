@@ -384,14 +384,6 @@ def test_a_private_request_s_text_is_stored_by_those_who_send_it_openly():
     assert blocks_of(tidied(made))[:2] == [ABC[:64], ABC[64:128]]
 
 
-def test_a_state_in_one_piece_is_not_shared():
-    made = make_engine(cells=1024, store=make_store(), is_divisible=False)
-    for name in "ab":
-        end = run(made, ask(name, ABC[:150]))
-        assert (cached(end), end.cache.miss) == ((0, 0, 0), Miss.UNAVAILABLE)
-    assert (made.runner.used_cells, blocks_of(tidied(made))) == (0, [])
-
-
 # Stored blocks
 
 

@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 from fake_disk import FakeDisk
-from kv_compare import PrefixMemory, compare_blocks, compare_kv
+from kv_compare import PrefixMemory, StatefulMemory, compare_blocks, compare_kv
 
 from pinyon.engine.batch import Batch
 from pinyon.engine.block_store import BLOCK_TOKENS, BlockStore
+from pinyon.engine.checkpoints import Checkpoints
 from pinyon.engine.config import CHUNK_ROWS
 from pinyon.engine.cost_model import CostModel
 from pinyon.engine.engine import Emitted, Engine
@@ -178,7 +179,6 @@ def make_kv(
     store: BlockStore | None = None,
     *,
     window: int = 0,
-    is_divisible: bool = True,
     costs: CostModel | None = None,
 ) -> SharedKv:
     cells = KvCells(
@@ -186,11 +186,14 @@ def make_kv(
         cells=len(memory.cells),
         sequence_ids=sequence_ids,
         window=window,
+        needs_checkpoints=isinstance(memory, StatefulMemory),
         before_drop=lambda leaf: blocks.save_all_of(leaf),  # noqa: PLW0108  there are none yet
     )
     store, costs = store or BlockStore(0, memory.clock), costs or CostModel()
-    blocks = KvBlocks(memory, cells, store, costs, scratch=2 * sequence_ids, clock=memory.clock)
-    return SharedKv(cells, blocks, store, costs, is_divisible=is_divisible, clock=memory.clock)
+    scratch = 2 * sequence_ids
+    checkpoints = Checkpoints(memory, store, costs, scratch) if isinstance(memory, StatefulMemory) else None
+    blocks = KvBlocks(memory, cells, store, costs, scratch, checkpoints, memory.clock)
+    return SharedKv(cells, blocks, store, costs, clock=memory.clock)
 
 
 class MadeEngine(NamedTuple):
@@ -209,11 +212,11 @@ def make_engine(
     failing: Collection[int] = (),
     store: BlockStore | None = None,
     window: int = 0,
-    is_divisible: bool = True,
+    is_stateful: bool = False,
     costs: CostModel | None = None,
 ) -> MadeEngine:
-    memory = PrefixMemory(cells, window)
-    kv = make_kv(memory, sequence_ids, store, window=window, is_divisible=is_divisible, costs=costs)
+    memory = StatefulMemory(cells) if is_stateful else PrefixMemory(cells, window)
+    kv = make_kv(memory, sequence_ids, store, window=window, costs=costs)
     runner = KvRunner(memory, next_token, failing, kv._cells.ids_of)
     scheduler = Scheduler(kv, chunk_rows=CHUNK_ROWS)
     vocab = Vocab(ByteTable(adds_bos=adds_bos))

@@ -63,9 +63,82 @@ class PrefixMemory(UnifiedMemory):
         return super().import_state(sequence_id, state)
 
 
+class StatefulMemory(PrefixMemory):
+    """As a hybrid model's memory: beside its cells a sequence has a state, which all its tokens have made.
+
+    As in llama.cpp, a copy and an import replace the target's state whatever their range, also by none, an export holds it, and
+    a decode goes on from whatever is there.
+    """
+
+    def __init__(self, cells: int) -> None:
+        super().__init__(cells)
+        self.states: dict[int, tuple[int, int]] = {}
+        """How many tokens made it, and what is in the cell of the last."""
+
+    def tokens_of(self, sequence_id: int) -> list[int]:
+        """Return a sequence's tokens; AssertionError if its cells or its state are not theirs."""
+        tokens = super().tokens_of(sequence_id)
+        expected = (len(tokens), kv_of(tokens)[-1]) if tokens else None
+        assert self.states.get(sequence_id) == expected, f"sequence {sequence_id} has the state of other tokens"
+        return tokens
+
+    def last_position(self, sequence_id: int) -> int:
+        made_by, _ = self.states.get(sequence_id, (0, 0))
+        return min(super().last_position(sequence_id), made_by - 1)
+
+    def compute(self, ids: Sequence[int], tokens: Sequence[int]) -> bool:
+        is_done = super().compute(ids, tokens)
+        for sequence_id in ids if is_done and tokens else ():
+            made_by, last = self.states.get(sequence_id, (0, 0))
+            self.states[sequence_id] = made_by + len(tokens), kv_of(tokens, last)[-1]
+        return is_done
+
+    def copy_sequence(self, source: int, target: int, start: int, end: int) -> None:
+        super().copy_sequence(source, target, start, end)
+        self._set_state(target, self.states.get(source, ()))
+
+    def remove_sequence(self, sequence_id: int) -> None:
+        super().remove_sequence(sequence_id)
+        self._set_state(sequence_id, ())
+
+    def export_state(self, sequence_id: int) -> bytes:
+        return super().export_state(sequence_id) + array("i", self.states.get(sequence_id, ())).tobytes()
+
+    def import_state(self, sequence_id: int, state: bytes) -> bool:
+        values = array("i", state[: len(state) // 4 * 4])
+        end = 2 + 2 * values[1] if len(values) > 1 else 0
+        is_taken = super().import_state(sequence_id, state[: 4 * end] if len(values) in {end, end + 2} else b"")
+        self._set_state(sequence_id, values[end:] if is_taken else ())
+        return is_taken
+
+    def export_without(self, sequence_id: int, no_checkpoint: bytes) -> bytes:
+        assert len(no_checkpoint) == 4, "it is a sequence's"
+        return super().export_state(sequence_id)
+
+    def export_checkpoint(self, sequence_id: int) -> bytes:
+        self.clock.now += MOVE_S
+        return array("i", [sequence_id, *self.states.get(sequence_id, ())]).tobytes()
+
+    def import_checkpoint(self, sequence_id: int, state: bytes) -> bool:
+        """Replace a sequence's state; False, and none left, for truncated bytes."""
+        self.clock.now += MOVE_S
+        is_whole = len(state) in {4, 12}
+        self._set_state(sequence_id, array("i", state)[1:] if is_whole else ())
+        return is_whole
+
+    def _set_state(self, sequence_id: int, state: Sequence[int]) -> None:
+        if state:
+            made_by, last = state
+            self.states[sequence_id] = made_by, last
+        else:
+            self.states.pop(sequence_id, None)
+
+
 def compare_kv(kv: SharedKv, memory: PrefixMemory) -> None:
     """Raise AssertionError unless each sequence id holds the KV of its leaf's tokens, nothing else is held, and the counts agree."""
     compare_cells(kv._cells, memory, kv._cells._tree.leaves)
+    if isinstance(memory, StatefulMemory):
+        assert memory.states.keys() <= {leaf.sequence_id for leaf in kv._cells._tree.leaves}, "a state of nobody"
 
 
 def compare_cells(cells: KvCells, memory: UnifiedMemory, leaves: Collection[Leaf]) -> None:
@@ -83,7 +156,7 @@ def compare_cells(cells: KvCells, memory: UnifiedMemory, leaves: Collection[Leaf
 
 
 def compare_blocks(kv: SharedKv) -> None:
-    """Raise AssertionError unless each block in RAM is the KV of its tokens after what its parents hold."""
+    """Raise AssertionError unless each block in RAM is the KV of its tokens after what its parents hold, checkpoints their state."""
     for root in kv._store._roots.values():
         _compare_below(root, [])
 
@@ -96,5 +169,8 @@ def _compare_below(block: Block, before: list[int]) -> None:
         assert count == len(block.tokens)
         assert pairs[::2] == [*range(block.start, block.end)], "a block holds other positions"
         assert pairs[1::2] == kv_of(path)[block.start :], "a block holds the KV of another prefix"
+    if block.checkpoint is not None and block.checkpoint.payload is not None:
+        _, *state = array("i", bytes(block.checkpoint.payload))
+        assert state == [block.end, kv_of(path)[-1]], "a checkpoint is the state of other tokens"
     for child in block.children:
         _compare_below(child, path)

@@ -38,11 +38,11 @@ class World:
         self.next_token = next_token
         self.room = blocks
         self.made = make_engine(next_token, cells=cells, store=BlockStore(blocks * BLOCK_BYTES))
-        disk, self.notes = BlockDisk(folder, b"r" * 32, files or QuickFiles()), CacheNotes(folder)
+        disk, self.notes = BlockDisk(folder, b"r" * 32, files or QuickFiles()), CacheNotes(folder, 1 << 20)
         found = [*disk.scan()]
         noted = self.notes.noted(header.key for header in found)
         cap_bytes = blocks * file_bytes(BLOCK_BYTES)
-        self.engine.use_disk(DiskTier(disk, found, cap_bytes, self.notes, self.notes.answers(), noted))
+        self.engine.use_disk(DiskTier(disk, found, cap_bytes, self.notes, self.notes.answers(), noted, frozenset()))
 
     @property
     def engine(self):
