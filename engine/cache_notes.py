@@ -2,12 +2,12 @@
 conversations all of that is of.
 
 An SQLite file with one connection that writes, on a thread of its own; nobody waits for it. What cannot be written is lost, and
-nothing else. What is deleted is overwritten in the file. A file that is damaged or too large begins anew.
+nothing else. What is deleted is overwritten in the file. A file that is damaged begins anew.
 """
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -75,6 +75,8 @@ class CacheNotes:
     def __init__(self, folder: Path, cap_bytes: int) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-notes")
         self._database = self._thread.submit(_opened_or_begun, folder, cap_bytes).result()
+        self._unwritten: list[tuple[str, bytes]] = []
+        """Whose blocks are is not lost when it cannot be written: they could not be forgotten any more."""
 
     def answers(self) -> list[Spelling]:
         """Return the answers that were remembered, oldest first; none that is unreadable. Raises sqlite3.Error."""
@@ -98,10 +100,10 @@ class CacheNotes:
 
     def _write(self, spellings: Sequence[Spelling], note: Note | None, conversation: str | None) -> None:
         keys = [each.key for each in spellings] + ([] if note is None else [note.request_id.encode()])
-        with self._making_room():
-            self._database.executemany(
-                _ADD_ANSWER, [(key, msgspec.msgpack.encode(tokens), time_s) for key, tokens, time_s in spellings]
-            )
+        rows = [(key, msgspec.msgpack.encode(tokens), time_s) for key, tokens, time_s in spellings]
+
+        def write() -> None:
+            self._database.executemany(_ADD_ANSWER, rows)
             self._database.execute(_TRIM_ANSWERS, (MAX_ANSWERS,))
             if note is not None:
                 self._database.execute(_ADD_NOTE, (msgspec.msgpack.encode(note),))
@@ -109,24 +111,34 @@ class CacheNotes:
             if conversation is not None:
                 self._database.executemany(_ADD_KEY, [(conversation, key) for key in keys])
 
-    @contextlib.contextmanager
-    def _making_room(self) -> Iterator[None]:
-        """Write in one piece, or not at all; where the file is full, half of it goes for those to come."""
+        self._wrote(write)
+
+    def _wrote(self, write: Callable[[], None]) -> bool:
+        """Write in one piece; where the file is full, half of it goes first. Tell whether it was written."""
         with contextlib.suppress(sqlite3.Error):
             try:
                 with self._database:
-                    yield
+                    write()
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-                    self._database.executescript(_HALVE)
+                if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                    return False
+                self._database.executescript(_HALVE)
+                with self._database:
+                    write()
+            return True
+        return False
 
     def add_noted(self, noted: Noted) -> None:
         """Have written which blocks are of which conversations."""
         self._thread.submit(self._write_noted, noted)
 
     def _write_noted(self, noted: Noted) -> None:
-        with self._making_room():
-            self._database.executemany(_ADD_KEY, noted)
+        self._unwritten += noted
+        if self._wrote(self._add_unwritten):
+            self._unwritten.clear()
+
+    def _add_unwritten(self) -> None:
+        self._database.executemany(_ADD_KEY, self._unwritten)
 
     def forget(self, conversation: str, files: Future[None]) -> Future[None]:
         """Have everything forgotten that is of this conversation alone, once the files have gone.
@@ -169,14 +181,15 @@ def _opened(folder: Path) -> sqlite3.Connection:
 def _opened_or_begun(folder: Path, cap_bytes: int) -> sqlite3.Connection:
     path = folder / FILE_NAME
     database = None
-    with contextlib.suppress(sqlite3.Error, FileNotFoundError):
-        if path.stat().st_size <= cap_bytes:
-            database = _opened(folder)
+    with contextlib.suppress(sqlite3.Error):
+        database = _opened(folder)
     if database is None:
-        path.unlink(missing_ok=True)
+        path.unlink()
         path.with_name(f"{FILE_NAME}-journal").unlink(missing_ok=True)
         database = _opened(folder)
-    database.execute(f"PRAGMA max_page_count = {cap_bytes // _PAGE_BYTES}")
+    if path.stat().st_size > cap_bytes:
+        database.executescript("DELETE FROM answers; DELETE FROM notes; VACUUM;")
+    database.execute(f"PRAGMA max_page_count = {max(1, cap_bytes // _PAGE_BYTES)}")
     return database
 
 
@@ -224,7 +237,6 @@ def _forget_before(database: sqlite3.Connection, time_s: float) -> None:
         young = {number for number, note in _notes(database) if note.time_s >= time_s}
         old = [row for row in database.execute("SELECT number FROM notes").fetchall() if row[0] not in young]
         database.executemany("DELETE FROM notes WHERE number = ?", old)
-        database.execute("DELETE FROM conversations WHERE NOT EXISTS (SELECT * FROM notes)")
 
 
 def conversation_keys(folder: Path, conversation: str) -> set[bytes]:

@@ -58,6 +58,11 @@ class Restore:
     def is_over(self) -> bool:
         return not self.hits
 
+    @property
+    def by_tier(self) -> tuple[int, int]:
+        """Tokens that came back from RAM, and from disk; none until the checkpoint is back to which they lead."""
+        return (0, 0) if self.leaf.lacks_checkpoint else (self.ram_tokens, self.disk_tokens)
+
     def count(self, hit: Hit, tokens: int, *, is_file: bool) -> None:
         """Count tokens that came back. With a checkpoint come all before it, if from nowhere slower then from there."""
         if not hit.block.tokens:
@@ -103,7 +108,7 @@ class KvBlocks:
         held = [hit.block for hit in hits if hit.end <= leaf.length and hit.tokens == BLOCK_TOKENS]
         self._stored[leaf] = held[-1] if held else self._store.root(namespace)
         missing = deque(self._missing(leaf, hits, namespace, tokens))
-        for hit in (*hits, *missing):
+        for hit in hits:
             if hit.tokens == len(hit.block.tokens):
                 self._note(leaf, hit.block)
         patience_s = self._costs.prefill_s(missing[-1].end - leaf.usable_length) if missing else 0.0
@@ -121,6 +126,8 @@ class KvBlocks:
             return [hit for hit in hits if hit.end > leaf.length]
         found = self.checkpoints.find(namespace, tokens[:-1])
         reach = found[-1].end if found else 0
+        if found:
+            self._note(leaf, found[-1].block)
         if leaf.lacks_checkpoint and reach < leaf.length:
             self._start_again(leaf)
         if not leaf.lacks_checkpoint and reach <= leaf.length:

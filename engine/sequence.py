@@ -39,8 +39,8 @@ class ComingPrefix(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing to wait for: the other has them, or is not reading its prompt any more."""
-        return self.other.computed >= self.tokens or not self.other.is_reading
+        """Whether there is nothing to wait for: the other has them, is not reading its prompt any more, or leaves nothing."""
+        return self.other.computed >= self.tokens or not (self.other.is_reading and self.other.request.use_cache)
 
 
 class Sequence:
@@ -133,12 +133,12 @@ class Sequence:
     @property
     def cached_tokens(self) -> int:
         """How much of the prompt did not have to be computed. What is computed again after a preemption does not count."""
-        return self._found_tokens + (0 if self._reused is None else self._reused.ram_tokens + self._reused.disk_tokens)
+        return self._found_tokens + (0 if self._reused is None else sum(self._reused.by_tier))
 
     def cache_report(self) -> CacheReport:
         """Tell what was there of the prompt, where, and why not more."""
         reused = self._reused
-        ram, disk = (0, 0) if reused is None else (reused.ram_tokens, reused.disk_tokens)
+        ram, disk = (0, 0) if reused is None else reused.by_tier
         gaps = [gap for gap in (self._gap, None if reused is None else reused.gap) if gap is not None]
         if not gaps or self.cached_tokens >= self.prompt_tokens - 1:
             return CacheReport(self._found_tokens, ram, disk)

@@ -106,7 +106,9 @@ class SharedKv:
         else:
             gap = Gap.between(following, tokens, known) if following else Gap(Miss.NEW, known)
         if request.private:
-            self._blocks.save_all_of(leaf)  # what an earlier request left in it; nothing that comes now
+            leaf.in_use = False  # what an earlier request left in it is stored, its end too, and nothing that comes now
+            self._blocks.save_all_of(leaf)
+            leaf.in_use = True
             hits = self._store.find(request.namespace, tokens[:-1])
             is_stored = bool(hits) and hits[-1].end > leaf.length
             gap = Gap(Miss.DISABLED, leaf.length) if is_stored else gap
@@ -164,7 +166,7 @@ class SharedKv:
             if leaf.length in sequence.stops:
                 started = self._clock()
                 self._blocks.take_checkpoint(leaf)
-                self._save_credit_s -= self._clock() - started
+                self._save_credit_s = max(self._save_credit_s - (self._clock() - started), -MAX_CREDIT_S)
             if sequence.request.deterministic and piece.wants_logits:
                 self._blocks.save_all_of(leaf)  # the prompt; an answer's tokens are not computed in blocks
         self._save_credit_s = min(self._save_credit_s + SAVE_SHARE * seconds, MAX_CREDIT_S)

@@ -37,7 +37,7 @@ _REASONS = {
     Miss.UNREADABLE: "the rest could not be read back",
     Miss.NOT_READY: "it was not known yet what is kept on disk: the model had just been loaded",
     Miss.DISABLED: "the request asked to stay out of the cache",
-    Miss.UNAVAILABLE: "the rest is known, but this model can go on only from where its state was kept",
+    Miss.UNAVAILABLE: "this model can go on only from where its state was kept",
 }
 
 

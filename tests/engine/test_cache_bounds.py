@@ -95,6 +95,18 @@ def test_notes_that_are_full_forget_the_older_half(tmp_path):
     notes.close()
 
 
+def test_whose_blocks_are_is_not_lost_when_the_notes_are_full(tmp_path):
+    notes, keys = CacheNotes(tmp_path, NOTES_BYTES), [bytes([number]) * 32 for number in range(120)]
+    for number, key in enumerate(keys):
+        notes.add([Spelling(key[:16], tuple(range(1000, 1700)), 0.0)], None)
+        notes.add_noted([("talk", key)])
+    notes.close()
+    again = CacheNotes(tmp_path, NOTES_BYTES)
+    assert len(again.answers()) < 30, "they were full"
+    assert {*keys} <= {key for _, key in again.noted(keys)}
+    again.close()
+
+
 def test_notes_that_are_larger_than_they_may_be_begin_anew(tmp_path):
     for cap_bytes, is_known in [
         (NOTES_BYTES, False),

@@ -377,6 +377,15 @@ def test_a_private_request_may_go_on_in_what_another_one_left(is_tidied):
     assert blocks_of(made) == sorted([text[:64], text[64:128], text[128:192]])
 
 
+def test_a_private_request_leaves_the_end_that_another_one_left():
+    made = make_engine(cells=1024, store=make_store())
+    text = ABC[:150] + cold(ask("", ABC[:150]))
+    run(made, ask("a", ABC[:150]))
+    assert cached(run(made, ask("b", text + "SECRET" * 20, private=True))) == (157, 0, 0)
+    tidied(made)
+    assert blocks_of(made) == sorted([text[:64], text[64:128], text[128:157]])
+
+
 def test_a_private_request_s_text_is_stored_by_those_who_send_it_openly():
     made = make_engine(cells=1024, store=make_store())
     run(made, ask("a", ABC[:150], private=True))
