@@ -97,7 +97,7 @@ def test_notes_that_are_full_forget_the_older_half(tmp_path):
 
 def test_whose_blocks_are_is_not_lost_when_the_notes_are_full(tmp_path):
     notes, keys = CacheNotes(tmp_path, NOTES_BYTES), [bytes([number]) * 32 for number in range(120)]
-    for number, key in enumerate(keys):
+    for key in keys:
         notes.add([Spelling(key[:16], tuple(range(1000, 1700)), 0.0)], None)
         notes.add_noted([("talk", key)])
     notes.close()
