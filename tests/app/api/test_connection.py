@@ -519,7 +519,7 @@ async def test_a_planted_application_that_keeps_an_endless_body_is_found():
 
     hoarder.release = asyncio.Event()
     async with serving(Patient, hoarder) as server:
-        _, grown_bytes = await asyncio.wait_for(flood_of_chunks_unanswered(server, 40 << 20, kept), 10)
+        _, grown_bytes = await asyncio.wait_for(flood_of_chunks_unanswered(server, 80 << 20, kept), 10)
         assert grown_bytes > 20 << 20
 
 
