@@ -266,8 +266,8 @@ class BlockStore:
             block = known
             self._unwritten.pop(block, None)
         else:
-            block = Block(header.key, parent, header.start, header.tokens, header.payload_bytes, header.prefill_s)
-            block.made_at = header.made_at
+            size, made_at = header.payload_bytes, header.made_at
+            block = Block(header.key, parent, header.start, header.tokens, size, header.prefill_s, made_at=made_at)
             parent.insert(block)
         self._files.add(block, size_bytes)
         return block

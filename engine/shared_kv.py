@@ -97,28 +97,31 @@ class SharedKv:
         request, tokens = sequence.request, sequence.tokens
         match = self._cells.match(request.namespace, tokens[:-1])
         following, matched = match.following(COMPARED_TOKENS), match.length
+        if request.private and match.idle_leaf is not None:
+            self._blocks.save_all_of(match.idle_leaf)  # what an earlier request left in it; nothing that comes now
         leaf = self._cells.begin(request.namespace, self._sharable(sequence))
         if leaf is None:
             return False
+        leaf.is_private, leaf.conversation = request.private, request.conversation
         known = leaf.length if self._checkpoints is None else matched
         if known < matched:  # its own sequence id was the only one that could be had
             gap = Gap(Miss.EVICTED, known)
         else:
             gap = Gap.between(following, tokens, known) if following else Gap(Miss.NEW, known)
         if request.private:
-            leaf.in_use = False  # what an earlier request left in it is stored, its end too, and nothing that comes now
-            self._blocks.save_all_of(leaf)
-            leaf.in_use = True
-            hits = self._store.find(request.namespace, tokens[:-1])
-            is_stored = bool(hits) and hits[-1].end > leaf.length
-            gap = Gap(Miss.DISABLED, leaf.length) if is_stored else gap
-        leaf.is_private, leaf.conversation = request.private, request.conversation
-        restore = None if request.private else self._blocks.begin(leaf, request.namespace, tokens)
+            sequence.admit(leaf, gap=Gap(Miss.DISABLED, leaf.length) if self._is_stored_beyond(leaf, sequence) else gap)
+            return True
+        restore = self._blocks.begin(leaf, request.namespace, tokens)
         sequence.admit(leaf, restore, gap)
-        if self._checkpoints is not None and restore is not None:
+        if self._checkpoints is not None:
             known = max(each.position for each in (gap, restore.gap) if each is not None)
             sequence.stops = self._checkpoints.positions(len(tokens), known)
         return True
+
+    def _is_stored_beyond(self, leaf: Leaf, sequence: Choice) -> bool:
+        """Whether blocks hold more of a sequence than its leaf does."""
+        hits = self._store.find(sequence.request.namespace, sequence.tokens[:-1])
+        return bool(hits) and hits[-1].end > leaf.length
 
     def _begin_deterministic(self, sequence: Choice) -> bool:
         """Start from an empty context. Only whole blocks come back, and only those of prompts that started so, too."""
