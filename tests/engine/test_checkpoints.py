@@ -5,8 +5,7 @@ from array import array
 
 import pytest
 from fake_disk import FakeDisk
-from fakes import BLOCK_BYTES, assert_idle, make_engine, make_store, run_to_end, submit, text_of
-from kv_compare import compare_blocks
+from fakes import BLOCK_BYTES, assert_idle, cached, make_engine, make_store, run_to_end, submit, text_of, tidied
 
 from pinyon.engine.block_file import BlockDamagedError
 from pinyon.engine.block_store import TAIL_REST_S
@@ -43,18 +42,6 @@ def run(made, prompt, name="a", **fields):
     assert text_of(events) == cold(prompt, **fields)
     assert_idle(made)
     return events[-1]
-
-
-def cached(end):
-    assert end.cache.cached == end.usage.cached_tokens
-    return end.cache.resident, end.cache.ram, end.cache.disk
-
-
-def tidied(made):
-    while made.engine.tidy() == 0:
-        pass
-    compare_blocks(made.kv)
-    return made
 
 
 def restarted(made, **options):

@@ -4,7 +4,18 @@ import io
 
 import pytest
 from fake_disk import FakeDisk
-from fakes import END_OF_TURN, USER_TAG, assert_idle, make_engine, make_store, run_to_end, scripted, submit, text_of
+from fakes import (
+    END_OF_TURN,
+    USER_TAG,
+    assert_idle,
+    make_engine,
+    make_store,
+    run_to_end,
+    scripted,
+    submit,
+    text_of,
+    tidied,
+)
 
 from pinyon.engine.cache_report import Miss
 from pinyon.engine.config import EngineConfig
@@ -51,12 +62,6 @@ def pieces(made, *requests):
     del memory.compute
     assert_idle(made)
     return events, computed
-
-
-def tidied(made):
-    while made.engine.tidy() == 0:
-        pass
-    return made
 
 
 def nothing():

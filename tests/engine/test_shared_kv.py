@@ -10,6 +10,7 @@ from fakes import (
     END_OF_TURN,
     USER_TAG,
     assert_idle,
+    cached,
     hashed,
     make_engine,
     make_store,
@@ -17,6 +18,7 @@ from fakes import (
     scripted,
     submit,
     text_of,
+    tidied,
     tokens_of,
 )
 from kv_compare import MOVE_S, ROW_S, compare_blocks, compare_kv
@@ -65,19 +67,6 @@ def run(made, request, next_token=hashed):
         answer = end.usage.completion_tokens - (not is_last_computed)
         assert computed == end.usage.prompt_tokens - end.usage.cached_tokens + answer
     return end
-
-
-def cached(end):
-    """Tokens by tier."""
-    assert end.cache.cached == end.usage.cached_tokens
-    return end.cache.resident, end.cache.ram, end.cache.disk
-
-
-def tidied(made):
-    while made.engine.tidy() == 0:
-        pass
-    compare_blocks(made.kv)
-    return made
 
 
 def restarted(made, **options):

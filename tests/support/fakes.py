@@ -22,7 +22,7 @@ from pinyon.engine.config import CHUNK_ROWS
 from pinyon.engine.cost_model import CostModel
 from pinyon.engine.engine import Emitted, Engine
 from pinyon.engine.errors import NativeError
-from pinyon.engine.events import Chunk, Event
+from pinyon.engine.events import Chunk, Event, Finished
 from pinyon.engine.kv_blocks import KvBlocks
 from pinyon.engine.kv_cells import KvCells
 from pinyon.engine.native import Logits, SpecialTokens
@@ -289,3 +289,17 @@ def text_of(events: Sequence[Event]) -> str:
 
 def tokens_of(events: Sequence[Event]) -> list[int]:
     return [token for event in events if isinstance(event, Chunk) for token in event.token_ids]
+
+
+def tidied(made: MadeEngine) -> MadeEngine:
+    """Let an engine do all that waits for idle time."""
+    while made.engine.tidy() == 0:
+        pass
+    compare_blocks(made.kv)
+    return made
+
+
+def cached(end: Finished) -> tuple[int, int, int]:
+    """Return a prompt's tokens by tier: in the context, in RAM, on disk."""
+    assert end.cache.cached == end.usage.cached_tokens
+    return end.cache.resident, end.cache.ram, end.cache.disk
