@@ -11,8 +11,8 @@ import msgspec
 from pinyon.app.errors import FolderInUseError
 from pinyon.engine.block_disk import SUFFIX, UNFINISHED
 from pinyon.engine.block_file import HEAD_BYTES, BlockDamagedError, decode, decode_head
-from pinyon.engine.block_store import Removed
 from pinyon.engine.cache_notes import Note, conversation_keys, forget_conversation, forget_notes, read_notes
+from pinyon.engine.events import Removed
 from pinyon.engine.file_system import FileSystem
 from pinyon.engine.kv_folder import About, model_text, read_about, size_bytes
 from pinyon.models.disk import printable, private_folder
@@ -67,7 +67,7 @@ def clear(folder: Path, model: Path | None, before_s: float) -> Removed:
     for each in kept(folder):
         if model is None or each.about.model == model_text(model):
             removed += _delete_where(each.folder, lambda file: file.made_at < before_s)
-            with contextlib.suppress(sqlite3.Error, msgspec.DecodeError):
+            with contextlib.suppress(sqlite3.Error):
                 forget_notes(each.folder, before_s)
     return removed
 
@@ -76,7 +76,7 @@ def forget(folder: Path, conversation: str) -> Removed:
     """Delete all that only this conversation left, of whatever model, as an engine does. The caller has the folder `held`.
 
     Raises:
-        OSError, sqlite3.Error, msgspec.DecodeError: not all of it could be deleted; it can be tried again.
+        OSError, sqlite3.Error: not all of it could be deleted; it can be tried again.
     """
     removed = Removed()
     for each in kept(folder):

@@ -17,9 +17,8 @@ from pinyon.app.ask import Ask
 from pinyon.app.errors import BusyError, ServerError
 from pinyon.app.running import KEY_HEADER, ServerFile, key, proof, read_server
 from pinyon.app.settings import Folders
-from pinyon.engine.block_store import Removed
 from pinyon.engine.errors import DoesNotFitError, EngineError, ProtocolError
-from pinyon.engine.events import Event, Failed, FailureKind, Finished
+from pinyon.engine.events import Event, Failed, FailureKind, Finished, Removed
 from pinyon.engine.protocol import FrameBuffer, Loading
 
 sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]  # its own command line costs 0.05 s of each start

@@ -15,7 +15,6 @@ from pinyon.app.ask import Ask, Chat, Prompt, RawText, RawTokens
 from pinyon.app.errors import ModelSlotError
 from pinyon.app.kv_budget import KvBudget, KvClaim, kv_budget
 from pinyon.app.settings import Folders, Settings
-from pinyon.engine.block_store import Removed
 from pinyon.engine.client import EngineClient, EngineState
 from pinyon.engine.config import EngineConfig, EngineInfo
 from pinyon.engine.errors import (
@@ -26,7 +25,7 @@ from pinyon.engine.errors import (
     ModelLoadError,
     ModelQuarantinedError,
 )
-from pinyon.engine.events import Event
+from pinyon.engine.events import Event, Removed
 from pinyon.engine.grammar_check import GrammarChecker
 from pinyon.engine.request import GenerateRequest, Reasoning, Text, Tokens
 from pinyon.models.catalog import slug

@@ -15,7 +15,6 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -24,6 +23,7 @@ from pinyon.engine.block import BLOCK_TOKENS, Block, Payload
 from pinyon.engine.block_disk import BlockDisk
 from pinyon.engine.block_file import BlockHeader, chain_key, file_bytes
 from pinyon.engine.cache_report import Miss
+from pinyon.engine.events import Removed
 from pinyon.engine.prefix_tree import common_length
 from pinyon.engine.tier import Tier
 
@@ -55,17 +55,6 @@ class Hit(NamedTuple):
             block = block.children[0]
             found += block.tokens
         return found[:limit]
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """How many blocks were forgotten, and how many bytes of KV they held together."""
-
-    blocks: int = 0
-    size_bytes: int = 0
-
-    def __add__(self, other: "Removed") -> "Removed":
-        return Removed(self.blocks + other.blocks, self.size_bytes + other.size_bytes)
 
 
 Noted = Sequence[tuple[str, bytes]]

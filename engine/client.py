@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from pinyon.engine import protocol
-from pinyon.engine.block_store import Removed
 from pinyon.engine.config import EngineConfig, EngineInfo
 from pinyon.engine.errors import (
     EngineCrashedError,
@@ -18,7 +17,7 @@ from pinyon.engine.errors import (
     ProtocolError,
     error_of,
 )
-from pinyon.engine.events import Event
+from pinyon.engine.events import Event, Removed
 from pinyon.engine.protocol import FromWorker
 from pinyon.engine.request import GenerateRequest, Text, Tokens
 from pinyon.engine.worker_process import WORKER_COMMAND, WorkerProcess

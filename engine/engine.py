@@ -9,11 +9,10 @@ from typing import NamedTuple, Protocol, TypeAlias
 from pinyon.engine.answer import Answer, choice_sampling
 from pinyon.engine.answer_memory import AnswerMemory
 from pinyon.engine.batch import Batch
-from pinyon.engine.block_store import Removed
 from pinyon.engine.cache_notes import CacheNotes, Note
 from pinyon.engine.config import LONG_TEXT_CHARS
 from pinyon.engine.errors import ContextOverflowError, EngineError, InvalidRequestError
-from pinyon.engine.events import Event, Finished, FinishReason, Progress
+from pinyon.engine.events import Event, Finished, FinishReason, Progress, Removed
 from pinyon.engine.gate import Constraint
 from pinyon.engine.kv_folder import DiskTier
 from pinyon.engine.native import Candidates, Logits

@@ -1,4 +1,4 @@
-"""What comes out of the engine: any number of Progress and Chunk events, then exactly one Finished or Failed."""
+"""What comes out of the engine: for a request any number of Progress and Chunk events, then exactly one Finished or Failed."""
 
 from enum import StrEnum
 from typing import TypeAlias
@@ -106,3 +106,13 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 Event: TypeAlias = Progress | Chunk | Finished | Failed
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """How many blocks were forgotten, and how many bytes of KV they held together."""
+
+    blocks: int = 0
+    size_bytes: int = 0
+
+    def __add__(self, other: "Removed") -> "Removed":
+        return Removed(self.blocks + other.blocks, self.size_bytes + other.size_bytes)

@@ -6,10 +6,11 @@ from concurrent.futures import Future
 from typing import Final
 
 from pinyon.engine.batch import Batch
-from pinyon.engine.block_store import BlockStore, Noted, Removed
+from pinyon.engine.block_store import BlockStore, Noted
 from pinyon.engine.cache_report import COMPARED_TOKENS, Gap, Miss
 from pinyon.engine.checkpoints import block_end
 from pinyon.engine.cost_model import CostModel
+from pinyon.engine.events import Removed
 from pinyon.engine.kv_blocks import KvBlocks
 from pinyon.engine.kv_cells import KvCells
 from pinyon.engine.kv_folder import DiskTier

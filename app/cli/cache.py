@@ -16,8 +16,8 @@ from pinyon.app.kv_files import clear, damaged, held, kept, notes
 from pinyon.app.running import read_server
 from pinyon.app.settings import Folders, load_settings
 from pinyon.engine.block import BLOCK_TOKENS
-from pinyon.engine.block_store import Removed
 from pinyon.engine.cache_report import Miss
+from pinyon.engine.events import Removed
 from pinyon.models.disk import printable
 from pinyon.models.store import Store
 

@@ -10,8 +10,7 @@ from pinyon.app.ask import Ask, RawText, SamplingChoice
 from pinyon.app.errors import FolderInUseError
 from pinyon.app.service import Service
 from pinyon.app.settings import Folders, Settings
-from pinyon.engine.block_store import Removed
-from pinyon.engine.events import Chunk, Finished
+from pinyon.engine.events import Chunk, Finished, Removed
 from pinyon.models.disk import private_folder
 
 pytestmark = pytest.mark.model

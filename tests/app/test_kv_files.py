@@ -13,8 +13,8 @@ from kv_world import ABC, World, check_forgotten, talk_at_random
 
 from pinyon.app.errors import FolderInUseError
 from pinyon.app.kv_files import clear, forget, held, kept
-from pinyon.engine.block_store import Removed
 from pinyon.engine.cache_notes import read_notes
+from pinyon.engine.events import Removed
 from pinyon.engine.file_system import FileSystem
 
 ROOT = "0" * 32

@@ -16,9 +16,8 @@ from pinyon.app.errors import BusyError, ModelSlotError, ServerError, ShuttingDo
 from pinyon.app.remote import RemoteModel, RemoteService, find_server
 from pinyon.app.running import ServerFile, key, proof, published
 from pinyon.app.settings import Folders
-from pinyon.engine.block_store import Removed
 from pinyon.engine.errors import DoesNotFitError
-from pinyon.engine.events import Chunk, FailureKind, Finished, FinishReason, Progress, Timings, Usage
+from pinyon.engine.events import Chunk, FailureKind, Finished, FinishReason, Progress, Removed, Timings, Usage
 from pinyon.engine.protocol import Loading
 from pinyon.models.errors import TemplateMissingError
 

@@ -15,7 +15,6 @@ from asking import answer, ask, config, end_of, ids_of, text_of
 from tiny_models import write_tiny_llama
 
 from pinyon.engine import worker_process
-from pinyon.engine.block_store import Removed
 from pinyon.engine.client import EngineState
 from pinyon.engine.errors import (
     DoesNotFitError,
@@ -25,7 +24,7 @@ from pinyon.engine.errors import (
     ModelLoadError,
     ModelQuarantinedError,
 )
-from pinyon.engine.events import Failed, FailureKind, Finished, FinishReason
+from pinyon.engine.events import Failed, FailureKind, Finished, FinishReason, Removed
 from pinyon.engine.request import Text
 from pinyon.engine.worker_process import worker_environment
 

@@ -8,9 +8,10 @@ from faulty_files import Fault, FaultyFiles
 from kv_world import ABC, QuickFiles, World, ask, check_forgotten, talk_at_random
 
 from pinyon.engine.block_disk import BlockDisk
-from pinyon.engine.block_store import BLOCK_TOKENS, BlockStore, Removed
+from pinyon.engine.block_store import BLOCK_TOKENS, BlockStore
 from pinyon.engine.cache_notes import CacheNotes, read_notes
 from pinyon.engine.cache_report import CacheReport, Miss
+from pinyon.engine.events import Removed
 from pinyon.engine.kv_folder import DiskTier
 from pinyon.engine.sequence import State
 

@@ -18,10 +18,9 @@ from pinyon.app.ask import Ask, RawText
 from pinyon.app.errors import ModelSlotError
 from pinyon.app.running import KEY_HEADER, key, proof
 from pinyon.app.settings import Settings
-from pinyon.engine.block_store import Removed
 from pinyon.engine.client import EngineState
 from pinyon.engine.errors import EngineError, ModelLoadError
-from pinyon.engine.events import Chunk, Finished, FinishReason, Progress, Timings, Usage
+from pinyon.engine.events import Chunk, Finished, FinishReason, Progress, Removed, Timings, Usage
 from pinyon.engine.protocol import FrameBuffer, Loading
 from pinyon.models.errors import TemplateMissingError
 from pinyon.models.model_record import Source
