@@ -167,6 +167,12 @@ class Sequence:
             self.admitted = time.monotonic()
             self._found_tokens, self._reused, self._gap = leaf.usable_length, restore, gap
 
+    @property
+    def unknown_tokens(self) -> int:
+        """How many tokens are neither computed nor about to come back."""
+        coming = self.restore.hits[-1].end if self.restore is not None and self.restore.hits else 0
+        return len(self.tokens) - max(self.computed, coming)
+
     def lose_cells(self) -> None:
         """Go back to waiting: the KV is gone, the text, the seed and the penalties stay."""
         self.leaf = self.restore = None

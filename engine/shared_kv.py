@@ -92,9 +92,16 @@ class SharedKv:
     def begin(self, sequence: Choice) -> bool:
         """Admit a sequence with all of its beginning that is known; False while every sequence id is in use."""
         if sequence.request.deterministic:
-            return self._begin_deterministic(sequence)
-        if not self.shares(sequence):
-            return self._begin_alone(sequence)
+            has_begun = self._begin_deterministic(sequence)
+        elif self.shares(sequence):
+            has_begun = self._begin_sharing(sequence)
+        else:
+            has_begun = self._begin_alone(sequence)
+        if has_begun:
+            self._let_go(self._costs.prefill_s(sequence.unknown_tokens))
+        return has_begun
+
+    def _begin_sharing(self, sequence: Choice) -> bool:
         request, tokens = sequence.request, sequence.tokens
         match = self._cells.match(request.namespace, tokens[:-1])
         following, matched = match.following(COMPARED_TOKENS), match.length
@@ -233,15 +240,16 @@ class SharedKv:
             self._store.work(is_idle=False)
             self._save_credit_s -= self._clock() - started
 
-    def _let_go(self) -> None:
-        """Drop the longest idle sequence once its cells have slowed others for longer than bringing them back takes.
+    def _let_go(self, coming_s: float = 0.0) -> None:
+        """Drop what is idle once its cells have slowed others for longer than bringing it back takes, or are just about to.
 
-        Whoever keeps something that he could rent, until the rent has reached its price, pays at most twice the least.
+        Whoever keeps something that he could rent, until the rent has reached its price, pays at most twice the least; and no rent
+        where he knows that it will. So a long new prompt gets the first cells of the context.
         """
-        leaf = self._cells.oldest_idle()
-        if leaf is None or (self._computed_s - leaf.idle_since) * CELL_SHARE < self._blocks.return_s(leaf):
-            return
-        if not self._blocks.save_some_of(leaf):
+        until = self._computed_s + coming_s
+        while (leaf := self._cells.oldest_idle()) is not None:
+            if (until - leaf.idle_since) * CELL_SHARE < self._blocks.return_s(leaf) or self._blocks.save_some_of(leaf):
+                return
             self._cells.evict(leaf)
 
     def tidy(self) -> float | None:

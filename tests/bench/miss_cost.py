@@ -1,7 +1,8 @@
 """What the cache costs a prompt that was never seen: time to the first token with it over without it.
 
-Pairs of prompts of the same length, all different, by turns in one engine that keeps KV in RAM and on disk. Between two of them
-the engine tidies up, as it does in idle time. The interval is that of the median ratio, by bootstrap.
+Pairs of prompts of the same length, all different, by turns in two engines: one keeps KV in the context, in RAM and on disk, the
+other is asked for answers without cache. After each prompt the engine tidies up, as it does in idle time, until its disk is at rest.
+The interval is that of the median ratio, by bootstrap.
 """
 
 import os
@@ -41,8 +42,8 @@ def first_token_s(loaded: LoadedEngine, name: str, tokens: tuple[int, ...], *, u
             seconds = time.perf_counter() - started
     if seconds is None:
         raise SystemExit("invalid run: an answer without a token")
-    while engine.tidy() == 0.0:
-        pass
+    while (in_s := engine.tidy()) is not None:
+        time.sleep(in_s)
     return seconds
 
 
@@ -57,21 +58,26 @@ def main() -> None:
     dice = random.Random(1)
     path = Path(arguments.model)
     with tempfile.TemporaryDirectory() as home, (Path(home) / "log").open("w") as log:
-        config = EngineConfig(os.fsencode(path), usable_threads(), 4096, kv_ram_cap_bytes=CAP_BYTES)
-        loaded = load_engine(config, path, NativeLog(log))
-        loaded.engine.use_disk(open_tier(Path(home) / "kv", path, loaded.context.kv_settings, CAP_BYTES))
+        engines = {}
+        for use_cache in (True, False):
+            config = EngineConfig(os.fsencode(path), usable_threads(), 4096, kv_ram_cap_bytes=CAP_BYTES)
+            engines[use_cache] = load_engine(config, path, NativeLog(log))
+        settings = engines[True].context.kv_settings
+        engines[True].engine.use_disk(open_tier(Path(home) / "kv", path, settings, CAP_BYTES))
         ratios = []
         for number in range(arguments.rounds + 1):
             pair = {}
             for use_cache in (True, False) if number % 2 else (False, True):
+                loaded = engines[use_cache]
                 tokens = tuple(dice.randrange(1000, loaded.info.vocab_size) for _ in range(PROMPT_TOKENS))
-                pair[use_cache] = first_token_s(loaded, f"{number}{use_cache}", tokens, use_cache=use_cache)
+                pair[use_cache] = first_token_s(loaded, f"{number}", tokens, use_cache=use_cache)
             if number:
                 ratios.append(pair[True] / pair[False])
             if number and number % 20 == 0:
                 say(f"{number} pairs: {statistics.median(ratios):.4f}")
-        loaded.engine.close()
-        loaded.close()
+        for loaded in engines.values():
+            loaded.engine.close()
+            loaded.close()
     finish(
         {
             "model": path.name,

@@ -102,6 +102,18 @@ def test_what_has_slowed_others_for_longer_than_its_return_takes_goes_and_comes_
     assert cached(run(made, ask("c", ABC[:150]))) == (0, 149, 0)
 
 
+@pytest.mark.parametrize(("tokens", "is_kept"), [(400, False), (10, True)])
+def test_what_a_new_prompt_would_pay_too_much_for_goes_before_it_begins(tokens, is_kept):
+    made = make_engine(cells=1024, store=make_store())
+    made.kv._costs.measure_restore(BLOCK_BYTES, MOVE_S)
+    run(made, ask("a", ABC[:150]))
+    tidied(made)
+    submit(made.engine, ask("b", ("x" + ABC)[:tokens]))
+    made.engine.step()
+    assert len(made.kv._cells.idle()) == is_kept
+    assert (made.runner.used_cells > 150) == is_kept
+
+
 @pytest.mark.parametrize(
     ("store", "private"), [(False, False), (True, True)], ids=["nowhere to come back from", "private"]
 )
