@@ -1,1 +1,1 @@
-"""The HTTP door: its guard, its connections, and one file for each dialect that it speaks."""
+"""Conversations that are kept: a tree of messages each, in SQLite."""

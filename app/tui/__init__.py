@@ -1,1 +1,1 @@
-"""The HTTP door: its guard, its connections, and one file for each dialect that it speaks."""
+"""The chat in the terminal. Nothing outside this package imports Textual but the command that starts it."""
