@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime as dt
+import math
 import re
 import sys
 import time
@@ -110,11 +111,11 @@ def why(request_id: str | None, as_json: bool) -> None:
 
 @command.command(name="clear")
 @click.option("--model", metavar="NAME", help="Only what is kept for this model.")
-@click.option("--older-than", metavar="AGE", default="0m", help="Only what was written longer ago: 45m, 12h, 30d.")
-def clear_(model: str | None, older_than: str) -> None:
+@click.option("--older-than", metavar="AGE", help="Only what was written longer ago: 45m, 12h, 30d.")
+def clear_(model: str | None, older_than: str | None) -> None:
     """Delete what is kept, also what a running server holds in memory."""
     folders = Folders.of_user()
-    age_s = _seconds(older_than)
+    age_s = -math.inf if older_than is None else _seconds(older_than)  # also what a wrong clock dates in the future
     path = None if model is None else Store(folders.models).resolve(model).path
     if (server := asyncio.run(_server(folders))) is not None:
         cleared = asyncio.run(server.clear(path, age_s))
