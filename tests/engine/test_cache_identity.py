@@ -149,10 +149,10 @@ def test_a_loaded_model_tells_which_file_it_was(model, tmp_path):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 def test_another_setting_finds_nothing(model, folder, number):
     def change(settings):
-        assert len(settings) == 6
+        assert len(settings) == 7
         settings[number] += " in another way"
         return settings
 
@@ -161,14 +161,15 @@ def test_another_setting_finds_nothing(model, folder, number):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(6))
 def test_every_setting_of_the_context_is_told(model, tmp_path, monkeypatch, number):
-    """The version of llama.cpp, the format of states, the types of K and V, flash attention, the window's cache."""
+    """The version of llama.cpp, what it is compiled for, the format of states, the types of K and V, flash attention, the window's cache."""
     with (tmp_path / "log").open("w") as log:
         loaded = load_engine(EngineConfig(bytes(model), 1), model, NativeLog(log))
         before, params = loaded.context.kv_settings, loaded.context._params
         changes = [
             lambda: monkeypatch.setattr(native.lib, "llama_version", lambda: b"b99999"),
+            lambda: monkeypatch.setattr(native.lib, "llama_print_system_info", lambda: b"CPU : NEON = 1 | "),
             lambda: monkeypatch.setattr(native.lib, "LLAMA_STATE_SEQ_VERSION", 99),
             lambda: setattr(params, "type_k", 8),
             lambda: setattr(params, "flash_attn_type", 0),
