@@ -37,14 +37,17 @@ def kv_budget(folders: Folders, settings: Settings) -> KvBudget:
     ram_cap_bytes = int(psutil.virtual_memory().available * RAM_SHARE) if asked is None else asked * MIB
     try:
         private_folder(folders.kv)
-        return KvBudget(ram_cap_bytes, _disk_cap_bytes(folders.kv, settings.cache_disk_mib), folders.kv)
+        return KvBudget(ram_cap_bytes, _disk_cap_bytes(folders.kv, settings), folders.kv)
     except _NoDiskError as error:
         return KvBudget(ram_cap_bytes, why_no_disk=str(error))
     except OSError as error:
         return KvBudget(ram_cap_bytes, why_no_disk=f"{printable(folders.kv)} cannot be used: {error.strerror}")
 
 
-def _disk_cap_bytes(folder: Path, asked_mib: int | None) -> int:
+def _disk_cap_bytes(folder: Path, settings: Settings) -> int:
+    asked_mib = settings.cache_disk_mib
+    if settings.cache_ram_mib == 0:
+        raise _NoDiskError("the setting cache_ram_mib is 0, and what goes to disk waits in memory for that")
     if asked_mib == 0:
         raise _NoDiskError("the setting cache_disk_mib is 0")
     if asked_mib is not None:

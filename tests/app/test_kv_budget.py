@@ -50,10 +50,11 @@ def test_settings_come_before_what_the_machine_says(folders, machine):
     ("changes", "settings", "words"),
     [
         ({}, {"cache_disk_mib": 0}, "the setting cache_disk_mib is 0"),
+        ({}, {"cache_ram_mib": 0, "cache_disk_mib": 7}, "the setting cache_ram_mib is 0"),
         ({"free": 4 * GIB}, {}, "is nearly full: 4,096 MiB are free"),
         ({"is_removable": True}, {}, "is on a removable disk"),
     ],
-    ids=["setting", "full", "removable"],
+    ids=["setting", "no memory", "full", "removable"],
 )
 def test_where_nothing_is_kept_on_disk_it_says_why(folders, machine, changes, settings, words):
     vars(machine).update(changes)
