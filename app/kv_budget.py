@@ -10,12 +10,13 @@ import psutil
 from pinyon.app.errors import FolderInUseError
 from pinyon.app.kv_files import held
 from pinyon.app.settings import Folders, Settings
+from pinyon.engine.kv_folder import size_bytes
 from pinyon.models.disk import printable, private_folder
 
 MIB: Final = 1 << 20
 MAX_DISK_BYTES: Final = 10 << 30
 DISK_SHARE: Final = 0.1
-"""Of what is free."""
+"""Of what is free, or would be without what is kept there."""
 RAM_SHARE: Final = 0.25
 """Of what is available."""
 FULL_SHARE: Final = 0.05
@@ -57,7 +58,8 @@ def _disk_cap_bytes(folder: Path, settings: Settings) -> int:
         raise _NoDiskError(f"the disk of {printable(folder)} is nearly full: {usage.free // MIB:,} MiB are free")
     if _is_removable(folder):
         raise _NoDiskError(f"{printable(folder)} is on a removable disk")
-    return min(MAX_DISK_BYTES, int(usage.free * DISK_SHARE))
+    kept_bytes = sum(map(size_bytes, folder.glob("*/")))
+    return min(MAX_DISK_BYTES, int((usage.free + kept_bytes) * DISK_SHARE))
 
 
 class KvClaim:

@@ -40,6 +40,15 @@ def test_a_share_of_what_is_free_may_be_taken(folders, machine, free, cap):
     assert folders.kv.stat().st_mode & 0o777 == 0o700
 
 
+def test_what_is_kept_already_does_not_lower_the_cap(folders, machine):
+    own = folders.kv / "0"
+    own.mkdir(parents=True)
+    with (own / "block.kv").open("wb") as file:
+        file.truncate(GIB)
+    machine.free -= GIB
+    assert claimed(folders).disk_cap_bytes == 5 * GIB
+
+
 def test_settings_come_before_what_the_machine_says(folders, machine):
     machine.is_removable = True
     budget = claimed(folders, cache_ram_mib=3, cache_disk_mib=7)

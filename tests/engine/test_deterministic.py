@@ -163,11 +163,9 @@ def test_how_an_answer_was_spelled_does_not_count():
     turn = (Text("<|im_end|><tool><|im_end|>", special=True),)
     spelled = [END_OF_TURN, *b"<tool>", END_OF_TURN]
     assert made.engine.prepare(GenerateRequest("b", turn)).prompt == spelled
-    assert made.engine.prepare(GenerateRequest("b", turn, deterministic=True)).prompt == [
-        END_OF_TURN,
-        USER_TAG,
-        END_OF_TURN,
-    ]
+    for fields in ({"deterministic": True}, {"use_cache": False}):
+        prepared = made.engine.prepare(GenerateRequest("b", turn, **fields))
+        assert prepared.prompt == [END_OF_TURN, USER_TAG, END_OF_TURN]
 
 
 def test_what_was_computed_before_a_cancel_serves_the_next():
