@@ -14,12 +14,11 @@ import click
 import msgspec
 
 from pinyon.app.ask import Ask, Chat, Prompt, RawText, SamplingChoice
+from pinyon.app.backend import Backend
 from pinyon.app.cli.answer import Answer, JsonAnswer, Stats, TextAnswer
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.progress import loading
-from pinyon.app.default_model import default_model
 from pinyon.app.errors import AppError, GenerationFailedError, UsageError
-from pinyon.app.running import read_server
 from pinyon.app.settings import Folders, Settings, load_settings
 from pinyon.engine.events import Chunk, Failed, Finished, FinishReason
 from pinyon.models import catalog
@@ -156,9 +155,9 @@ def _prompt(text: str, system: str | None, no_template: bool) -> Prompt:
 
 async def _run(wish: _Wish, answer: Answer, with_stats: bool) -> ExitCode:
     started = time.monotonic()
-    async with contextlib.AsyncExitStack() as stack:
+    async with Backend(wish.folders, wish.settings) as backend:
         with loading(wish.model or wish.settings.model or "the model") as on_progress:
-            model = await _loaded(stack, wish, on_progress)
+            model = await backend.load(wish.model, wish.context, on_progress)
         load_s = time.monotonic() - started
         try:
             finished = await _generate(model, wish.ask, answer)
@@ -170,22 +169,6 @@ async def _run(wish: _Wish, answer: Answer, with_stats: bool) -> ExitCode:
     if with_stats:
         print(msgspec.json.encode(stats).decode(), file=sys.stderr)
     return ExitCode.INTERRUPTED if finished.reasons == (FinishReason.CANCELLED,) else ExitCode.OK
-
-
-async def _loaded(stack: contextlib.AsyncExitStack, wish: _Wish, on_progress: Callable[[float], None]) -> "Model":
-    """Return the model, ready: in the running server, or where there is none in this process until `stack` ends."""
-    store = Store(wish.folders.models)
-    if read_server(wish.folders) is not None:
-        from pinyon.app.remote import find_server  # noqa: PLC0415  an HTTP client takes 0.07 s to import
-
-        if (server := await find_server(wish.folders)) is not None:
-            name = wish.model or wish.settings.model
-            path = None if name is None else store.resolve(name).path
-            return await server.load(path, wish.context, on_progress)
-    from pinyon.app.service import Service  # noqa: PLC0415  a command that attaches starts without it
-
-    service = await stack.enter_async_context(Service(wish.folders, wish.settings))
-    return await service.load(wish.model or default_model(store, wish.settings), wish.context, on_progress)
 
 
 async def _generate(model: "Model", ask: Ask, answer: Answer) -> Finished:
