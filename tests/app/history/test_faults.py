@@ -223,6 +223,20 @@ def test_damage_that_shows_later_costs_no_answer(path, troubles):
         assert history.tree(conversation.id).path() == messages
 
 
+def test_what_changes_after_a_write_that_worked_and_ended_in_an_error_is_saved(path, troubles, monkeypatch):
+    with History(path, troubles) as history:
+        purged, _ = told(history)
+        history.flush()
+        with monkeypatch.context() as patched:
+            patched.setattr("pinyon.app.history.rows.rewrite_index", lambda *_, **__: 1 / 0)
+            history.purge(purged.id)
+            conversation, _ = told(history)
+            history.flush()
+        history.rename(conversation.id, "renamed")
+    with History(path) as history:
+        assert [each.title for each in history.conversations()] == ["renamed"]
+
+
 def test_an_error_that_nobody_expects_ends_no_thread(path, troubles, monkeypatch):
     with History(path, troubles) as history:
         with monkeypatch.context() as patched:
