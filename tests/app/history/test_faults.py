@@ -1,5 +1,6 @@
 """H2: a disk that fails or is full and a file that another program holds cost nobody an answer, and nothing that was said."""
 
+import contextlib
 import sqlite3
 import threading
 from itertools import count
@@ -159,6 +160,38 @@ def test_a_disk_that_stays_full_loses_what_is_new_and_nothing_else(path, trouble
     with History(path) as history:
         assert [each.id for each in history.conversations()] == [before.id]
         assert history.tree(before.id).path() == messages
+    assert_sound(path)
+
+
+@contextlib.contextmanager
+def no_file_larger_than(size_bytes):
+    """The system refuses to write past that, in the database and in its journal."""
+    resource = pytest.importorskip("resource")
+    _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_wherever_the_system_refuses_to_write_nothing_is_lost(path, troubles):
+    with History(path, troubles) as history:
+        kept = [told(history)]
+        history.flush()
+        size_bytes = path.stat().st_size
+        for limit_bytes in (0, 512, 600, 4096, 10_000, 30_000, *range(size_bytes - 8192, size_bytes + 40_960, 4096)):
+            with no_file_larger_than(limit_bytes):
+                kept.append(told(history, "more", "words " * 3000))
+                history.flush()
+            history.flush()
+            assert history.why_not_saved == ""
+            assert_sound(path)
+            history.purge(kept.pop()[0].id)
+        kept.append(told(history))
+    assert {trouble.split(" ")[0] for trouble in troubles} == {"not", "saved"}
+    with History(path) as history:
+        assert [history.tree(conversation.id).path() for conversation, _ in kept] == [messages for _, messages in kept]
     assert_sound(path)
 
 
