@@ -104,7 +104,8 @@ class KvBlocks:
 
         The last block may come back `in_part`, if that is right.
         """
-        hits = self._usable(self._store.find(namespace, tokens[:-1]), in_part=in_part)
+        found = self._store.find(namespace, tokens[:-1])
+        hits = self._usable(found, in_part=in_part)
         held = [hit.block for hit in hits if hit.end <= leaf.length and hit.tokens == BLOCK_TOKENS]
         self._stored[leaf] = held[-1] if held else self._store.root(namespace)
         missing = deque(self._missing(leaf, hits, namespace, tokens))
@@ -118,7 +119,12 @@ class KvBlocks:
             return restore
         if missing:
             self._store.touch(missing[-1].block)
-        return Restore(leaf, missing, self._clock() + patience_s, gap=self._gap(leaf, hits, namespace, tokens))
+        return Restore(
+            leaf,
+            missing,
+            self._clock() + patience_s,
+            gap=self._gap(leaf, hits if in_part else found, namespace, tokens),
+        )
 
     def _missing(self, leaf: Leaf, hits: Sequence[Hit], namespace: str, tokens: Sequence[int]) -> list[Hit]:
         """Return what a leaf lacks of the beginning of a prompt; take from it what does not lead to a checkpoint any more."""
