@@ -49,6 +49,10 @@ class Folders:
         return self.data / "models"
 
     @property
+    def history_file(self) -> Path:
+        return self.data / "history.db"
+
+    @property
     def logs(self) -> Path:
         return self.state / "logs"
 
@@ -87,7 +91,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`model` is used where none is named; `context` and `threads` None mean what suits the model and the machine.
 
     `cache_ram_mib` and `cache_disk_mib` cap what computed prompts may take beside the context; 0 switches that off.
-    `deterministic` is for requests that do not say.
+    `deterministic` is for requests that do not say. `history` keeps conversations.
     """
 
     model: str | None = None
@@ -96,6 +100,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_ram_mib: _AtLeastZero | None = None
     cache_disk_mib: _AtLeastZero | None = None
     deterministic: bool = False
+    history: bool = True
 
 
 def load_settings(folders: Folders, environment: Mapping[str, str] = os.environ) -> Settings:
