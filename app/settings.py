@@ -57,6 +57,10 @@ class Folders:
         return self.cache / "kv"
 
     @property
+    def templates(self) -> Path:
+        return self.config / "templates"
+
+    @property
     def server_file(self) -> Path:
         return self.runtime / "server.json"
 
@@ -87,7 +91,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`model` is used where none is named; `context` and `threads` None mean what suits the model and the machine.
 
     `cache_ram_mib` and `cache_disk_mib` cap what computed prompts may take beside the context; 0 switches that off.
-    `deterministic` is for requests that do not say.
+    `deterministic` is for requests that do not say. `urls` allows commands to attach what a URL names.
     """
 
     model: str | None = None
@@ -96,6 +100,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_ram_mib: _AtLeastZero | None = None
     cache_disk_mib: _AtLeastZero | None = None
     deterministic: bool = False
+    urls: bool = False
 
 
 def load_settings(folders: Folders, environment: Mapping[str, str] = os.environ) -> Settings:
