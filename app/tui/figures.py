@@ -14,7 +14,7 @@ from pinyon.engine.events import Chunk, Event, Failed, Finished, Progress, Timin
 
 SAMPLE_S: Final = 0.5
 """How much time one sample of the speed covers."""
-SAMPLES: Final = 24
+SAMPLES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
