@@ -33,7 +33,11 @@ _OF_CHAT = {"words", "model", "context", "private", "continues", "interactive"}
 @click.command(name="run")
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]...", shell_complete=completion.models)
 @click.option(
-    "-m", "--model", help="Model to use: a name, an alias or the path of a GGUF file.", shell_complete=completion.models
+    "-m",
+    "--model",
+    metavar="NAME",
+    help="Model to use: a name, an alias or the path of a GGUF file.",
+    shell_complete=completion.models,
 )
 @click.option(
     "-f",
@@ -42,7 +46,7 @@ _OF_CHAT = {"words", "model", "context", "private", "continues", "interactive"}
     multiple=True,
     metavar="FILE",
     type=click.Path(),
-    help="Put a file before the prompt, a folder with all below it, or - for the pipe; repeatable.",
+    help="Put a file before the prompt: also a folder, - for the pipe, or a URL where the settings allow it; repeatable.",
 )
 @click.option("-s", "--system", metavar="TEXT", help="Instructions that come before the prompt.")
 @click.option(
