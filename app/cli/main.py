@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "ps": "pinyon.app.cli.ps",
     "stop": "pinyon.app.cli.stop",
     "cache": "pinyon.app.cli.cache",
+    "logs": "pinyon.app.cli.logs",
     "completion": "pinyon.app.cli.completion",
 }
 """Command name -> module with a click command `command`; imported when the command is used."""

@@ -50,7 +50,7 @@ def kept(folders):
     """What the history holds: for each conversation, the oldest first, its title and its messages' roles and texts."""
 
     def read():
-        history = History(folders.history)
+        history = History(folders.history_file)
         try:
             return [
                 (conversation.title, [(m.role, m.text) for m in history.tree(conversation.id).path()])
@@ -63,7 +63,7 @@ def kept(folders):
 
 
 def last_answer(folders):
-    history = History(folders.history)
+    history = History(folders.history_file)
     try:
         return history.tree(history.latest().id).path()[-1]
     finally:
@@ -147,7 +147,7 @@ def test_what_is_attached_is_counted_told_on_a_terminal_and_kept(asked, folders,
     asked("-f", "a.txt")
     tokens = len("a.txt\n```text\nhm\n```")
     assert capsys.readouterr() == ("Hello\n", f"a.txt: {tokens} tokens\n")
-    history = History(folders.history)
+    history = History(folders.history_file)
     (user, _) = history.tree(history.latest().id).path()
     history.close()
     assert user.attached == (Attached("a.txt", 3, tokens),)
