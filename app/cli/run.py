@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from pinyon.app.ask import Ask, Chat, Prompt, RawText
-from pinyon.app.cli import chat, completion
+from pinyon.app.cli import completion
 from pinyon.app.cli.answer import Answer, Format, JsonAnswer, JsonLinesAnswer, TextAnswer, WholeAnswer
 from pinyon.app.cli.dry_run import dry_run
 from pinyon.app.cli.exchange import Wish, exchange
@@ -19,7 +19,7 @@ from pinyon.app.cli.prompt_sources import Given, argument_text, given
 from pinyon.app.errors import UsageError
 from pinyon.app.named_options import NamedOptions, named_options, named_values
 from pinyon.app.schema_words import schema_of
-from pinyon.app.settings import Folders, load_settings
+from pinyon.app.settings import Folders, Settings, load_settings
 from pinyon.app.templates import Template, read_template
 from pinyon.engine import grammar
 from pinyon.models import catalog
@@ -159,7 +159,7 @@ def command(
     if model is None and words and _names_a_model(Store(folders.models), words[0]):
         model, words = words[0], words[1:]
     if not words and _asks_for_the_chat(click_context):
-        return _open(chat.Chat(folders, settings, model, context, private, continues=continues))
+        return _open_chat(folders, settings, model, context, private=private, continues=continues)
     template = Template() if template_name is None else read_template(template_name, folders.templates)
     system = argument_text(system) if system is not None else None
     format_ = Format.JSON if as_json else Format(format_name or Format.TEXT)
@@ -226,7 +226,7 @@ def command(
     )
     code = asyncio.run(exchange(wish, answer, with_stats=stats))
     if interactive and code is ExitCode.OK:
-        return _open(chat.Chat(folders, settings, wish.model, context, continues=True))
+        return _open_chat(folders, settings, wish.model, context, continues=True)
     return code
 
 
@@ -244,10 +244,20 @@ def _asks_for_the_chat(context: click.Context) -> bool:
     return chosen <= _OF_CHAT
 
 
-def _open(wanted: chat.Chat) -> ExitCode:
+def _open_chat(
+    folders: Folders,
+    settings: Settings,
+    model: str | None,
+    context: int | None,
+    *,
+    continues: bool,
+    private: bool = False,
+) -> ExitCode:
+    from pinyon.app.cli import chat  # noqa: PLC0415  only where it opens
+
     if not sys.stdin.isatty():  # the prompt came through a pipe, keys come from the terminal
         os.dup2(os.open("/dev/tty", os.O_RDWR), 0)
-    return chat.open_chat(wanted)
+    return chat.open_chat(chat.Chat(folders, settings, model, context, private, continues=continues))
 
 
 def _refuse(contradictions: Mapping[str, bool]) -> None:
