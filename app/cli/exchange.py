@@ -33,8 +33,8 @@ class Wish:
     """What is to be answered, and where it is kept.
 
     `model` None is the server's own, or where there is no server the default one. The messages of a chat in `ask` are those
-    that are new; with `continues` they follow the last conversation. `title` names a new one. Unless it `is_kept`, the history
-    is only read.
+    that are new; with `continues` they follow the last conversation. `title` names a new one. Unless it `is_kept`,
+    there is no history but for what `continues` reads.
     """
 
     folders: Folders

@@ -211,7 +211,7 @@ def command(
         context,
         ask,
         _title(material, text),
-        is_kept=settings.history and not private and not is_dry,
+        is_kept=settings.history and not private,
         attachments=material.attachments,
         continues=continues,
         timeout_s=timeout,
