@@ -11,19 +11,7 @@ import pytest
 from pinyon.app.cli.main import COMMANDS
 
 MAIN = "pinyon.app.cli.main"
-HEAVY = (
-    "fastapi",
-    "httpx",
-    "jinja2",
-    "llama_cpp",
-    "numpy",
-    "pydantic",
-    "rich",
-    "sqlite3",
-    "starlette",
-    "textual",
-    "uvicorn",
-)
+HEAVY = ("fastapi", "httpx", "jinja2", "llama_cpp", "numpy", "pydantic", "rich", "starlette", "textual", "uvicorn")
 """Each takes 30 to 300 ms."""
 
 
@@ -38,6 +26,11 @@ def modules_after(*modules: str, path: str = "") -> set[str]:
 @pytest.mark.parametrize("module", [MAIN, *COMMANDS.values()])
 def test_starting_a_command_imports_nothing_heavy(module):
     assert modules_after(MAIN, module) & set(HEAVY) == set()
+
+
+@pytest.mark.parametrize("module", [COMMANDS["run"], COMMANDS["batch"]])
+def test_what_answers_starts_without_the_history(module):
+    assert "sqlite3" not in modules_after(MAIN, module)
 
 
 def test_help_needs_no_command_that_is_not_shown():
