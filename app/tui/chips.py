@@ -16,7 +16,7 @@ from textual.widgets import Static
 from pinyon.app.attachments import Attachment, attached, fenced
 from pinyon.app.errors import AppError
 from pinyon.app.tui import amounts
-from pinyon.app.tui.safe_text import safe
+from pinyon.app.tui.safe_text import safe_text
 from pinyon.engine.errors import EngineError
 
 LARGE_CHARS: Final = 2000
@@ -82,14 +82,14 @@ class Chip(Static, can_focus=True):
         super().__init__()
         self.piece = piece
         self.tokens: int | None = None
-        self.tooltip = Content("\n".join(map(safe, piece.left_out))) if piece.left_out else None
+        self.tooltip = Content("\n".join(map(safe_text, piece.left_out))) if piece.left_out else None
 
     def on_mount(self) -> None:
         self.show()
 
     def show(self) -> None:
         """Paint label and cost; as long as the tokens are not counted, the size."""
-        label = safe(self.piece.label).replace("\n", " ")
+        label = safe_text(self.piece.label).replace("\n", " ")
         if len(label) > _LABEL_CHARS:  # the end of a path says more than its beginning
             label = f"…{label[1 - _LABEL_CHARS :]}"
         cost = amounts.size(self.piece.size_bytes) if self.tokens is None else amounts.tokens(self.tokens)
