@@ -92,6 +92,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `cache_ram_mib` and `cache_disk_mib` cap what computed prompts may take beside the context; 0 switches that off.
     `deterministic` is for requests that do not say. `urls` allows commands to attach what a URL names.
+    `theme` and `keys` (by the action's id) are the chat's.
     """
 
     model: str | None = None
@@ -101,6 +102,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_disk_mib: _AtLeastZero | None = None
     deterministic: bool = False
     urls: bool = False
+    theme: str | None = None
+    keys: dict[str, str] = {}
 
 
 def load_settings(folders: Folders, environment: Mapping[str, str] = os.environ) -> Settings:
