@@ -158,7 +158,9 @@ class Chips(HorizontalScroll):
         self._show()
 
     def count_with(self, count: Count | None) -> None:
-        """Count by another model's tokens from now on, also what is here already."""
+        """Count by this model's tokens from now on, also what is here already."""
+        if count == self._count:
+            return
         self._count = count
         for chip in self._chips:
             chip.tokens = None

@@ -88,6 +88,24 @@ async def test_without_a_model_the_size_stands_until_there_is_one() -> None:
         assert app.labels() == [f"a.txt {app.chips.tokens:,} tokens ✕"]
 
 
+async def test_the_same_count_again_counts_nothing_again() -> None:
+    class Model:
+        counted = 0
+
+        async def count(self, text: str) -> int:
+            self.counted += 1
+            return len(text)
+
+    model = Model()
+    app = Prompt(Chips(model.count))
+    async with app.run_test(size=(80, 24)):
+        await app.chips.add(piece("a.txt"))
+        await app.workers.wait_for_complete()
+        app.chips.count_with(model.count)
+        await app.workers.wait_for_complete()
+        assert model.counted == 1
+
+
 async def test_a_count_that_comes_too_late_counts_no_more() -> None:
     answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 

@@ -4,7 +4,7 @@ from textual.app import App, ComposeResult
 from pinyon.app.tui.figures import Figures
 from pinyon.app.tui.gauges import GAUGES, Gauge, Gauges, sparkline
 from pinyon.engine.cache_report import CacheReport
-from pinyon.engine.meters import Vram, Meters
+from pinyon.engine.meters import Meters, Vram
 
 METERS = Meters(
     cells=8192,
