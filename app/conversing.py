@@ -84,11 +84,18 @@ def as_chat(path: Sequence[Message], begun: str = "") -> Chat:
     """
     system = [message for message in path if message.role is Role.SYSTEM and message.text][-1:]
     rest = [message for message in path if message.role is not Role.SYSTEM and message.text]
-    return Chat(tuple(chat_template.Message(_AS_TOLD[message.role], message.text) for message in (*system, *rest)), begun)
+    return Chat(
+        tuple(chat_template.Message(_AS_TOLD[message.role], message.text) for message in (*system, *rest)), begun
+    )
 
 
 async def answer(
-    history: History, model: Model, conversation: Conversation, parent: int, choices: Choices, begun: Message | None = None
+    history: History,
+    model: Model,
+    conversation: Conversation,
+    parent: int,
+    choices: Choices,
+    begun: Message | None = None,
 ) -> AsyncGenerator[Update]:
     """Have the path to `parent` answered, and write the answer down as a child of it, piece by piece.
 
@@ -100,13 +107,23 @@ async def answer(
         AppError: the running server refuses, or is gone.
     """
     chat = as_chat(history.tree(conversation.id).path(parent), "" if begun is None else begun.text)
+    ask = choices.ask(chat, conversation.id)
+    async with contextlib.aclosing(written(history, model, conversation.id, parent, ask, begun)) as updates:
+        async for update in updates:
+            yield update
+
+
+async def written(
+    history: History, model: Model, conversation: str, parent: int, ask: Ask, begun: Message | None = None
+) -> AsyncGenerator[Update]:
+    """Generate what is asked, and write it down as a child of `parent`; else as `answer`."""
     text, reasoning = ("", "") if begun is None or not begun.text else (begun.text, begun.reasoning)
-    message = history.add(conversation.id, parent, Role.ASSISTANT, text, reasoning=reasoning, state=State.STREAMING).id
+    message = history.add(conversation, parent, Role.ASSISTANT, text, reasoning=reasoning, state=State.STREAMING).id
     is_open, state, error = True, State.CANCELLED, ""
     try:
-        async with contextlib.aclosing(model.generate(choices.ask(chat, conversation.id))) as events:
+        async with contextlib.aclosing(model.generate(ask)) as events:
             async for event in events:
-                _write(history, message, model, choices, event)
+                _write(history, message, model, ask, event)
                 is_open = not isinstance(event, Finished | Failed)
                 yield Update(message, event)
     except Exception as reason:
@@ -127,28 +144,29 @@ async def what_edit_costs(
     edited = await model.estimate(choices.ask(Chat((*as_chat(before).messages, said)), conversation.id))
     standing = await model.estimate(choices.ask(as_chat(tree.path()), conversation.id))
     return EditCost(
-        edited.prompt_tokens, edited.cached, max(0, standing.cached - edited.cached), edited.compute_s + edited.restore_s
+        edited.prompt_tokens,
+        edited.cached,
+        max(0, standing.cached - edited.cached),
+        edited.compute_s + edited.restore_s,
     )
 
 
-def _write(history: History, message: int, model: Model, choices: Choices, event: Event) -> None:
+def _write(history: History, message: int, model: Model, ask: Ask, event: Event) -> None:
     match event:
         case Chunk():
             history.stream(message, event.text, event.reasoning)
         case Finished():
             is_cancelled = event.reasons[0] is FinishReason.CANCELLED
-            history.finish(
-                message, State.CANCELLED if is_cancelled else State.COMPLETE, _answered(model, choices, event)
-            )
+            history.finish(message, State.CANCELLED if is_cancelled else State.COMPLETE, _answered(model, ask, event))
         case Failed():
             history.finish(message, State.FAILED, None, event.message)
 
 
-def _answered(model: Model, choices: Choices, event: Finished) -> Answered:
+def _answered(model: Model, ask: Ask, event: Finished) -> Answered:
     return Answered(
         model=model.name,
         digest=model.digest,
-        settings=choices.sampling,
+        settings=ask.sampling,
         finish_reason=event.reasons[0],
         usage=event.usage,
         timings=event.timings,

@@ -42,7 +42,9 @@ def schema_of_words(words: str) -> dict[str, object]:
         declared, _, meaning = field.partition(":")
         name, *kind = declared.split() or [""]
         if not name or len(kind) > 1 or (kind and kind[0] not in _TYPES):
-            raise UsageError(f"the schema has {field!r}: a field is 'NAME', or 'NAME TYPE' with {', '.join(_TYPES)}")
+            raise UsageError(
+                f"the schema has {field[:60]!r}: a field is 'NAME', or 'NAME TYPE' with {', '.join(_TYPES)}"
+            )
         if name in properties:
             raise UsageError(f"the schema has the field {name} twice")
         property_: dict[str, object] = {"type": _TYPES[kind[0] if kind else "str"]}

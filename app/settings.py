@@ -49,6 +49,10 @@ class Folders:
         return self.data / "models"
 
     @property
+    def history(self) -> Path:
+        return self.data / "history.db"
+
+    @property
     def logs(self) -> Path:
         return self.state / "logs"
 
@@ -101,6 +105,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_ram_mib: _AtLeastZero | None = None
     cache_disk_mib: _AtLeastZero | None = None
     deterministic: bool = False
+    history: bool = True
     urls: bool = False
     theme: str | None = None
     keys: dict[str, str] = {}

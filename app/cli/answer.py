@@ -174,7 +174,7 @@ class JsonAnswer:
         shown = {"text": code_of(text, stats.finish_reason) if self._only_code else text}
         if reasoning := "".join(chunk.reasoning for chunk in self._parts):
             shown["reasoning"] = reasoning
-        _print_json({**shown, **msgspec.structs.asdict(stats)})
+        print_json({**shown, **msgspec.structs.asdict(stats)})
 
     def break_off(self) -> None:
         """An error leaves stdout empty: half an answer is no JSON object that a script should take for a whole one."""
@@ -186,10 +186,10 @@ class JsonLinesAnswer:
     def add(self, chunk: Chunk) -> None:
         for kind, text in (("reasoning", chunk.reasoning), ("text", chunk.text)):
             if text:
-                _print_json({"type": kind, "text": text})
+                print_json({"type": kind, "text": text})
 
     def end(self, stats: Stats) -> None:
-        _print_json({"type": "end", **msgspec.structs.asdict(stats)})
+        print_json({"type": "end", **msgspec.structs.asdict(stats)})
 
     def break_off(self) -> None:
         """The lines that were printed stand."""
@@ -205,5 +205,5 @@ def code_of(text: str, finish_reason: str) -> str:
     return code
 
 
-def _print_json(shown: object) -> None:
+def print_json(shown: object) -> None:
     print(for_stdout(msgspec.json.encode(shown).decode()), flush=True)

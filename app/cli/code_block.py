@@ -12,7 +12,7 @@ def first_code_block(text: str) -> str | None:
     """
     lines = iter(text.splitlines(keepends=True))
     for line in lines:
-        if opening := _OPENING.match(line.rstrip("\n")):
+        if opening := _OPENING.match(line.rstrip("\r\n")):
             break
     else:
         return None
@@ -21,7 +21,7 @@ def first_code_block(text: str) -> str | None:
     indentation = opening.start(1)
     inside: list[str] = []
     for line in lines:
-        if closing.match(line.rstrip("\n")):
+        if closing.match(line.rstrip("\r\n")):
             return "".join(inside)
         inside.append(line[min(indentation, len(line) - len(line.lstrip(" "))) :])
     return None

