@@ -39,7 +39,9 @@ class Chat:
 @click.argument("model", required=False)
 @click.option("-c", "--continue", "continues", is_flag=True, help="Go on with the last conversation.")
 @click.option("--private", is_flag=True, help="Keep nothing: no history, nothing computed on disk.")
-@click.option("--plain", is_flag=True, help="Lines in, lines out: for screen readers, and terminals that can do no more.")
+@click.option(
+    "--plain", is_flag=True, help="Lines in, lines out: for screen readers, and terminals that can do no more."
+)
 @click.option(
     "--context", type=click.IntRange(min=2), metavar="N", help="Context in tokens (default: the model's, at most 8192)."
 )
@@ -75,7 +77,7 @@ async def _chat(chat: Chat) -> ExitCode:
     from pinyon.app.history.history import History  # noqa: PLC0415
 
     is_kept = chat.settings.history and not chat.private
-    history = History(chat.folders.history) if is_kept else History.in_memory()
+    history = History(chat.folders.history_file) if is_kept else History.in_memory()
     with contextlib.closing(history):
         conversation = _conversation(chat, history)
         async with Backend(chat.folders, chat.settings) as backend:
@@ -106,8 +108,11 @@ async def _chat(chat: Chat) -> ExitCode:
                 conversation=conversation,
             )
             app = ChatApp(screen, chat.settings)
-            with _ending_by_signal(app):
-                await app.run_async()
+            try:
+                with _ending_by_signal(app):
+                    await app.run_async()
+            finally:
+                await screen.dialogue.close()
     if app.fault is not None:
         raise app.fault
     return ExitCode.OK

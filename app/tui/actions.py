@@ -142,7 +142,9 @@ class Actions:
         folder = self._desk.folders.templates
         if not name:
             names = "\n".join(template_names(folder))
-            await self._desk.show("Templates", names or f"There is none yet. They are TOML files in {printable(folder)}.")
+            await self._desk.show(
+                "Templates", names or f"There is none yet. They are TOML files in {printable(folder)}."
+            )
             return
         template = read_template(name, folder)
         if template.system is not None:

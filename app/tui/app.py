@@ -26,7 +26,7 @@ class ChatApp(App[None]):
         SettingsError: the keys or the theme of the settings cannot be used.
     """
 
-    CSS_PATH = "app.tcss"
+    CSS_PATH = "chat.tcss"
     COMMAND_PALETTE_BINDING: ClassVar[str] = commands.key_of("palette")
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c", "interrupt", "Stop, twice: leave", show=False, priority=True, system=True),
@@ -75,7 +75,9 @@ class ChatApp(App[None]):
         for theme in (DARK, LIGHT):
             self.register_theme(theme)
         if name is not None and name not in self.available_themes:
-            raise SettingsError(f"there is no theme {name!r}; the themes are {', '.join(sorted(self.available_themes))}")
+            raise SettingsError(
+                f"there is no theme {name!r}; the themes are {', '.join(sorted(self.available_themes))}"
+            )
         self.theme = name or DARK.name
 
     def _handle_exception(self, error: Exception) -> None:

@@ -1,6 +1,5 @@
 """The screen of the chat: puts its parts together, and shows what the dialogue tells."""
 
-import asyncio
 import contextlib
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -72,7 +71,6 @@ _OF_MESSAGE: Final = {
 class ChatScreen(Screen[None]):
     """`history`, `backend` and `folders` are used, never closed here. `conversation` is opened first."""
 
-    CSS_PATH = "chat.tcss"
     BINDINGS: ClassVar[list[BindingType]] = _bindings()
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]]] = [(0, "-narrow"), (81, "-wide")]
     VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]]] = [(0, "-short"), (25, "-tall")]
@@ -109,7 +107,7 @@ class ChatScreen(Screen[None]):
             yield Sidebar(id="sidebar")
             with Vertical(id="room"), Vertical(id="column"):
                 yield Static(id="title")
-                yield Transcript(id="transcript")
+                yield Transcript()
                 yield Gauges(id="gauges")
                 yield Static(id="status")
                 yield Chips(urls=self.settings.urls, id="chips")
@@ -122,11 +120,9 @@ class ChatScreen(Screen[None]):
         self.query_one(Sidebar).display = self.app.size.width > WIDE_CELLS
         self.query_one(Gauges).display = False
         self.set_interval(1 / GAUGES_HZ, self._read_meters)
+        self._rest = self.set_interval(EDIT_COST_PAUSE_S, self._estimate_edit, pause=True)
         await self.dialogue.open(self._conversation)
         self.call_after_refresh(self.dialogue.resume)  # the first frame comes before the model
-
-    async def on_unmount(self) -> None:
-        await self.dialogue.close()
 
     # What the dialogue tells
 
@@ -186,7 +182,9 @@ class ChatScreen(Screen[None]):
         try:
             command = commands.slash_command(event.text)
         except KeyError as error:
-            self.told(f"there is no command {error.args[0]!r}; F1 lists them. A message may not begin with /", is_error=True)
+            self.told(
+                f"there is no command {error.args[0]!r}; F1 lists them. A message may not begin with /", is_error=True
+            )
             return
         if command is not None:
             self.prompt.take()
@@ -225,7 +223,8 @@ class ChatScreen(Screen[None]):
         if not self.prompt.text:
             self._recalled = 0
         if self._edited is not None:
-            self.run_worker(self._estimate_edit(self._edited, self.prompt.text), group="estimate", exclusive=True)
+            self._rest.reset()
+            self._rest.resume()
         self._show_status()
 
     def on_sidebar_chosen(self, event: Sidebar.Chosen) -> None:
@@ -278,7 +277,7 @@ class ChatScreen(Screen[None]):
 
     def start(self, doing: Coroutine[None, None, None]) -> None:
         """Begin something that may take a while; what it cannot do is told."""
-        self.run_worker(self._guarded(doing))
+        self.run_worker(self._guarded(doing), group="doing")
 
     async def show(self, title: str, text: str) -> None:
         """Show a text until the user closes it, or has it copied."""
@@ -329,12 +328,13 @@ class ChatScreen(Screen[None]):
         else:
             self.dialogue.edit(edited, draft)
 
-    async def _estimate_edit(self, message: Message, text: str) -> None:
-        await asyncio.sleep(EDIT_COST_PAUSE_S)
-        with contextlib.suppress(*EXPECTED):
-            cost = await self.dialogue.cost_of(message, text)
-            self._edit_cost = "" if cost is None else reports.edit_cost(cost)
-        self._show_status()
+    async def _estimate_edit(self) -> None:
+        self._rest.pause()
+        if self._edited is not None:
+            with contextlib.suppress(*EXPECTED):
+                cost = await self.dialogue.cost_of(self._edited, self.prompt.text)
+                self._edit_cost = "" if cost is None else reports.edit_cost(cost)
+            self._show_status()
 
     def _read_meters(self) -> None:
         if self.query_one(Gauges).display:

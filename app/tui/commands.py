@@ -78,7 +78,9 @@ def keymap(keys: Mapping[str, str]) -> dict[str, str]:
     for action, names in chosen.items():
         for key in filter(None, (name.strip() for name in names.split(","))):
             if (other := owners.setdefault(key, action)) != action:
-                raise SettingsError(f"[keys]: {key!r} is set for {other!r} and for {action!r}; give one of them another key")
+                raise SettingsError(
+                    f"[keys]: {key!r} is set for {other!r} and for {action!r}; give one of them another key"
+                )
     return {action: key for action, key in chosen.items() if key}
 
 

@@ -82,7 +82,13 @@ class Dialogue:
     """
 
     def __init__(
-        self, history: History, backend: Backend, audience: Audience, choices: Choices, model: str | None, context: int | None
+        self,
+        history: History,
+        backend: Backend,
+        audience: Audience,
+        choices: Choices,
+        model: str | None,
+        context: int | None,
     ) -> None:
         self.history = history
         self.choices = choices
@@ -223,8 +229,9 @@ class Dialogue:
             await asyncio.wait((self._working,))
 
     async def close(self) -> None:
-        """Stop everything; the text that was written is kept."""
+        """Stop everything; the text that was written is kept, and nothing of it is told any more."""
         self._jobs.clear()
+        self.shows_answer, self.conversation = False, None
         if self._working is not None:
             self._working.cancel()
             await asyncio.wait((self._working,))

@@ -27,7 +27,9 @@ async def written_in_editor(app: App[object], text: str) -> str:
             with app.batch_update(), app.suspend():
                 done = await asyncio.to_thread(subprocess.run, [*command, str(path)], check=False)
         except (OSError, SuspendNotSupported) as error:
-            raise UsageError(f"the editor {command[0]!r} cannot be started: {error}; set EDITOR to another one") from error
+            raise UsageError(
+                f"the editor {command[0]!r} cannot be started: {error}; set EDITOR to another one"
+            ) from error
         app.refresh(layout=True)
         if done.returncode:
             raise UsageError(f"the editor ended with code {done.returncode}: the message stays as it was")

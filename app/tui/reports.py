@@ -50,7 +50,9 @@ def context_report(path: Sequence[Message], model: Model | None) -> str:
         used = answer.answered.usage.prompt_tokens + answer.answered.usage.completion_tokens
     if model is None:
         return f"{amounts.tokens(used)} used; no model is loaded"
-    return f"{used:,} of {model.context_tokens:,} tokens used, {max(0, model.context_tokens - used):,} left ({model.name})"
+    return (
+        f"{used:,} of {model.context_tokens:,} tokens used, {max(0, model.context_tokens - used):,} left ({model.name})"
+    )
 
 
 def params_report(choices: Choices) -> str:
@@ -58,8 +60,12 @@ def params_report(choices: Choices) -> str:
     chosen = {name: value for name, value in msgspec.structs.asdict(choices.sampling).items() if value is not None}
     if choices.max_tokens is not None:
         chosen["max_tokens"] = choices.max_tokens
-    told = "\n".join(f"{name}={value}" for name, value in chosen.items()) or "nothing: all as the model's file recommends"
-    return f"chosen: {told}\n\n`/params temperature=0.5 seed=7` chooses, `/params clear` gives all of it back to the model"
+    told = (
+        "\n".join(f"{name}={value}" for name, value in chosen.items()) or "nothing: all as the model's file recommends"
+    )
+    return (
+        f"chosen: {told}\n\n`/params temperature=0.5 seed=7` chooses, `/params clear` gives all of it back to the model"
+    )
 
 
 def speeds(history: History) -> dict[str, float]:
@@ -89,7 +95,9 @@ def as_curl(path: Sequence[Message], choices: Choices, model: str, url: str) -> 
     if choices.max_tokens is not None:
         body["max_tokens"] = choices.max_tokens
     data = json.dumps(body, ensure_ascii=False)
-    return f"curl {shlex.quote(url + '/v1/chat/completions')} -H 'Content-Type: application/json' -d {shlex.quote(data)}"
+    return (
+        f"curl {shlex.quote(url + '/v1/chat/completions')} -H 'Content-Type: application/json' -d {shlex.quote(data)}"
+    )
 
 
 def as_command(path: Sequence[Message], choices: Choices, model: str) -> str:

@@ -126,7 +126,7 @@ def test_the_last_instructions_stand_in_front_and_empty_answers_are_left_out(his
 async def test_an_edit_costs_what_is_cached_of_the_old_text_and_not_of_the_new(history, model):
     conversation, _ = begun(history, "one", "two", "three")
     second = history.tree(conversation.id).path()[1]
-    kept = {"one" "two" "three": 11, "one" "two" "other!": 6}
+    kept = {"onetwothree": 11, "onetwoother!": 6}
 
     async def estimate(ask):
         tokens = "".join(message.content for message in ask.prompt.messages)

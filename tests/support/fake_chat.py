@@ -67,7 +67,8 @@ class FakeChat:
 
     async def settled(self) -> None:
         """Wait until everything is done and shown."""
-        await self.app.workers.wait_for_complete([worker for worker in self.app.workers if worker.group == "doing"])
+        if doing := [worker for worker in self.app.workers if worker.group == "doing"]:
+            await self.app.workers.wait_for_complete(doing)
         await self.dialogue.finished()
         await self.screen.transcript.settled()
         await self.pilot.pause()
@@ -87,5 +88,6 @@ async def running(chat: FakeChat, size: tuple[int, int] = (120, 40)) -> AsyncIte
             await pilot.pause()
             yield chat
     finally:
+        await chat.dialogue.close()
         await chat.model.close()
         chat.history.close()

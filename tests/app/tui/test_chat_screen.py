@@ -96,6 +96,7 @@ async def test_leaving_while_an_answer_is_written_keeps_it(tmp_path):
         await answering(chat)
         await chat.pilot.press("ctrl+q")
         await chat.until(lambda: not chat.app.is_running)
+        await chat.dialogue.close()
         message = chat.history.tree(chat.history.latest().id).path()[-1]
         assert message.state is State.CANCELLED
         assert LONG.startswith(message.text)
@@ -288,6 +289,7 @@ async def test_cache_and_context_are_told(chat):
     await chat.until(lambda: chat.app.screen is not chat.screen)
     assert dialog_text(chat).startswith("reused: ")
     await chat.pilot.press("escape")
+    await chat.until(lambda: chat.app.screen is chat.screen)
     await chat.types("/context")
     await chat.until(lambda: chat.app.screen is not chat.screen)
     assert "of 4,096 tokens used" in dialog_text(chat)
@@ -329,6 +331,7 @@ async def test_parameters_are_chosen(chat):
     await chat.until(lambda: chat.app.screen is not chat.screen)
     assert "temperature=0.0\nseed=7" in dialog_text(chat)
     await chat.pilot.press("escape")
+    await chat.until(lambda: chat.app.screen is chat.screen)
     await chat.says("one")
     assert chat.model.asked[0].sampling.seed == 7
 

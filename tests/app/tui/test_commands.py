@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from pinyon.app.errors import SettingsError
@@ -26,7 +28,7 @@ def test_a_key_of_the_settings_takes_the_place_of_the_tables():
     ],
 )
 def test_settings_that_cannot_be_followed_are_refused(keys, words):
-    with pytest.raises(SettingsError, match=words):
+    with pytest.raises(SettingsError, match=re.escape(words)):
         keymap(keys)
 
 
