@@ -49,7 +49,7 @@ class Folders:
         return self.data / "models"
 
     @property
-    def history(self) -> Path:
+    def history_file(self) -> Path:
         return self.data / "history.db"
 
     @property
@@ -95,8 +95,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`model` is used where none is named; `context` and `threads` None mean what suits the model and the machine.
 
     `cache_ram_mib` and `cache_disk_mib` cap what computed prompts may take beside the context; 0 switches that off.
-    `deterministic` is for requests that do not say. `urls` allows commands to attach what a URL names.
-    `theme` and `keys` (by the action's id) are the chat's.
+    `deterministic` is for requests that do not say. `history` keeps conversations. `urls` allows commands to attach what a
+    URL names. `theme` and `keys` (by the action's id) are the chat's.
     """
 
     model: str | None = None

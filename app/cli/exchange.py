@@ -114,7 +114,7 @@ async def ready(wish: Wish) -> "AsyncIterator[tuple[Model, History, Conversation
 
 def _history(wish: Wish, kind: "type[History]") -> "History":
     if wish.is_kept or wish.continues:
-        return kind(wish.folders.history, lambda trouble: print(f"pinyon: {trouble}", file=sys.stderr))
+        return kind(wish.folders.history_file, lambda trouble: print(f"pinyon: {trouble}", file=sys.stderr))
     return kind.in_memory()
 
 
