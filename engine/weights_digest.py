@@ -12,6 +12,9 @@ from pinyon.engine.file_system import FileSystem
 _READ_BYTES: Final = 4 << 20
 _REMEMBERED: Final = 64
 
+MEMORY_NAME: Final = "weights"
+"""What the file of known digests is called in the folder of KV."""
+
 _Known = dict[str, bytes]
 
 
@@ -37,6 +40,15 @@ def weights_digest(model: Path, memory: Path, files: FileSystem) -> bytes:
         files.write(unfinished, (msgspec.msgpack.encode(dict(newest)),))
         files.replace(unfinished, memory)
     return digest
+
+
+def known_digest(model: Path, memory: Path) -> str:
+    """Return the digest in hex if `memory` has it, without reading the model; empty where it is unknown."""
+    try:
+        identity = _identity(model)
+    except OSError:
+        return ""
+    return _read(memory, FileSystem()).get(identity, b"").hex()
 
 
 def _identity(model: Path) -> str:

@@ -1,5 +1,6 @@
 """Whose KV is whose: with any other weights, settings or namespace there is nothing to find. And how weights are told apart."""
 
+import hashlib
 import os
 import shutil
 
@@ -97,6 +98,17 @@ def test_a_digest_is_computed_once_for_a_file_as_it_is(model, tmp_path, monkeypa
     assert weights_digest.weights_digest(model, memory, files) == first
     assert len(computed) == 3, "it was read again without its memory, and when it may have changed"
     assert memory.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_digest_that_is_known_is_told_without_reading_the_file(model, tmp_path, monkeypatch):
+    memory = tmp_path / "weights"
+    assert weights_digest.known_digest(model, memory) == ""
+    digest = weights_digest.weights_digest(model, memory, FileSystem())
+    monkeypatch.setattr(weights_digest, "_digest", lambda path: pytest.fail("it is read"))
+    assert weights_digest.known_digest(model, memory) == digest.hex() == hashlib.sha256(model.read_bytes()).hexdigest()
+    os.utime(model)
+    assert weights_digest.known_digest(model, memory) == "", "it may be another file now"
+    assert weights_digest.known_digest(tmp_path / "missing", memory) == ""
 
 
 def test_a_file_that_changes_while_it_is_read_has_no_digest(model, tmp_path, monkeypatch):
