@@ -9,8 +9,10 @@ from pinyon.models.store import Store
 
 STARTER: Final = "smollm2"
 _ABOUT_STARTER: Final = f"""\
-{STARTER} is tiny: it is here in a minute and quick on any machine. It can chat, rephrase and shorten a short text, and fill in JSON
-that a schema holds it to. It knows little and makes things up, and it cannot reckon, reason or program: use it to try Pinyon out."""
+{STARTER} is tiny: it is here in a minute and quick on any machine. It can chat,
+rephrase and shorten a short text, and fill in JSON that a schema holds it to.
+It knows little and makes things up, and it cannot reckon, reason or program:
+take it to try Pinyon out, and a larger one to work with."""
 
 
 def is_first_run(folders: Folders, settings: Settings) -> bool:
@@ -25,10 +27,7 @@ def offer() -> str:
     """Return what can be fetched, smallest first, and how; for a terminal."""
     entries = sorted(catalog.CATALOG, key=lambda entry: entry.size_bytes)
     width = max(len(entry.name) for entry in entries)
-    lines = [
-        f"  {entry.name:<{width}}  {entry.size_bytes / 1e6:>7,.0f} MB  {entry.title} {entry.quantization}: {entry.note}"
-        for entry in entries
-    ]
+    lines = [f"  {entry.name:<{width}}  {entry.size_bytes / 1e6:>7,.0f} MB  {entry.note}" for entry in entries]
     return "\n".join(
         [
             "No model is here yet. These can be fetched; each is checked byte for byte:",
@@ -36,6 +35,6 @@ def offer() -> str:
             *lines,
             "",
             _ABOUT_STARTER,
-            f"`pinyon pull {STARTER}` fetches it; `pinyon add FILE` takes a GGUF file of yours, where it lies.",
+            f"`pinyon pull {STARTER}` fetches it; `pinyon add FILE` takes a GGUF file of yours.",
         ]
     )

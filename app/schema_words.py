@@ -1,6 +1,7 @@
 """What `--schema` takes: a file, JSON itself, or a few words as in 'name, age int'. Comes out as JSON Schema."""
 
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +11,7 @@ from pinyon.app.errors import UsageError
 from pinyon.models.disk import printable
 
 _TYPES: Final = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+_NAME: Final = re.compile(r"[\w-]+")
 
 
 def schema_of(words: str) -> object:
@@ -41,9 +43,9 @@ def schema_of_words(words: str) -> dict[str, object]:
     for field in filter(None, map(str.strip, words.split("\n" if "\n" in words.strip() else ","))):
         declared, _, meaning = field.partition(":")
         name, *kind = declared.split() or [""]
-        if not name or len(kind) > 1 or (kind and kind[0] not in _TYPES):
+        if not _NAME.fullmatch(name) or len(kind) > 1 or (kind and kind[0] not in _TYPES):
             raise UsageError(
-                f"the schema has {field[:60]!r}: a field is 'NAME', or 'NAME TYPE' with {', '.join(_TYPES)}"
+                f"the schema has {field[:60]!r}: a field is 'NAME', or 'NAME TYPE' with {', '.join(_TYPES)}; and there is no file of that name"
             )
         if name in properties:
             raise UsageError(f"the schema has the field {name} twice")

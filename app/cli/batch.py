@@ -64,7 +64,11 @@ class Tally:
 @click.argument("source", metavar="IN.JSONL", type=click.Path(path_type=Path))
 @click.argument("target", metavar="OUT.JSONL", type=click.Path(path_type=Path))
 @click.option(
-    "-m", "--model", help="Model to use: a name, an alias or the path of a GGUF file.", shell_complete=completion.models
+    "-m",
+    "--model",
+    metavar="NAME",
+    help="Model to use: a name, an alias or the path of a GGUF file.",
+    shell_complete=completion.models,
 )
 @click.option("-s", "--system", metavar="TEXT", help="Instructions for the lines that have none.")
 @click.option(

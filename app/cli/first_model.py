@@ -9,13 +9,13 @@ from pinyon.app.settings import Folders, Settings
 from pinyon.models import catalog
 
 
-def offer_a_model(folders: Folders, settings: Settings) -> None:
-    """Where nothing could answer, say what can be fetched, and on a terminal ask.
+def offer_a_model(folders: Folders, settings: Settings) -> bool:
+    """Where nothing could answer, say what can be fetched, and on a terminal ask. Return whether it was said.
 
     Nothing is fetched but what the user names. What was fetched is there when this returns. Raises ModelError as a pull does.
     """
     if not is_first_run(folders, settings):
-        return
+        return False
     print(offer(), file=sys.stderr)
     if sys.stdin.isatty() and sys.stderr.isatty():
         names = [entry.name for entry in sorted(catalog.CATALOG, key=lambda entry: entry.size_bytes)]
@@ -27,3 +27,4 @@ def offer_a_model(folders: Folders, settings: Settings) -> None:
             from pinyon.app.cli.pull import pull  # noqa: PLC0415  only where something is fetched
 
             pull(entry, folders.models)
+    return True

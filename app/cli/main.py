@@ -59,11 +59,10 @@ def _first_steps(context: click.Context) -> ExitCode:
 
     folders = Folders.of_user()
     settings = load_settings(folders)
-    if not is_first_run(folders, settings):
-        print(context.get_help(), file=sys.stderr)
-        return ExitCode.USAGE
-    offer_a_model(folders, settings)
-    return ExitCode.MODEL if is_first_run(folders, settings) else ExitCode.OK
+    if offer_a_model(folders, settings):
+        return ExitCode.MODEL if is_first_run(folders, settings) else ExitCode.OK
+    print(context.get_help(), file=sys.stderr)
+    return ExitCode.USAGE
 
 
 def main() -> NoReturn:

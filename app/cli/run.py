@@ -19,7 +19,7 @@ from pinyon.app.cli.prompt_sources import Given, argument_text, given
 from pinyon.app.errors import UsageError
 from pinyon.app.named_options import NamedOptions, named_options, named_values
 from pinyon.app.schema_words import schema_of
-from pinyon.app.settings import Folders, load_settings
+from pinyon.app.settings import Folders, Settings, load_settings
 from pinyon.app.templates import Template, read_template
 from pinyon.engine import grammar
 from pinyon.models import catalog
@@ -33,7 +33,11 @@ _OF_CHAT = {"words", "model", "context", "private", "continues", "interactive"}
 @click.command(name="run")
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]...", shell_complete=completion.models)
 @click.option(
-    "-m", "--model", help="Model to use: a name, an alias or the path of a GGUF file.", shell_complete=completion.models
+    "-m",
+    "--model",
+    metavar="NAME",
+    help="Model to use: a name, an alias or the path of a GGUF file.",
+    shell_complete=completion.models,
 )
 @click.option(
     "-f",
@@ -42,7 +46,7 @@ _OF_CHAT = {"words", "model", "context", "private", "continues", "interactive"}
     multiple=True,
     metavar="FILE",
     type=click.Path(),
-    help="Put a file before the prompt, a folder with all below it, or - for the pipe; repeatable.",
+    help="Put a file before the prompt: also a folder, - for the pipe, or a URL where the settings allow it; repeatable.",
 )
 @click.option("-s", "--system", metavar="TEXT", help="Instructions that come before the prompt.")
 @click.option(
@@ -155,22 +159,25 @@ def command(
     if model is None and words and _names_a_model(Store(folders.models), words[0]):
         model, words = words[0], words[1:]
     if not words and _asks_for_the_chat(click_context):
-        return _open_chat(model, context, goes_on=continues, private=private)
+        return _open_chat(folders, settings, model, context, private=private, continues=continues)
     template = Template() if template_name is None else read_template(template_name, folders.templates)
     system = argument_text(system) if system is not None else None
     format_ = Format.JSON if as_json else Format(format_name or Format.TEXT)
+    has_system = (system or template.system) is not None
     _refuse(
         {
-            "-i and --private": interactive and private,
-            "-i and --dry-run": interactive and is_dry,
-            "-i without a terminal": interactive and not sys.stdout.isatty(),
-            "-c and --private": continues and private,
-            "-c and --no-template": continues and no_template,
-            "-c and --system": continues and (system or template.system) is not None,
-            "-p without --template": bool(variables) and template_name is None,
-            "-x and --format jsonl": extract and format_ is Format.JSONL,
-            "--no-stream and --format jsonl": no_stream and format_ is Format.JSONL,
-            "--no-template and --system": no_template and (system or template.system) is not None,
+            "-i goes on with what was kept, and --private keeps nothing": interactive and private,
+            "-i goes on after an answer, and --dry-run gives none": interactive and is_dry,
+            "-i needs a terminal": interactive and not sys.stdout.isatty(),
+            "-c goes on with what was kept, and --private keeps nothing": continues and private,
+            "-c sends messages, which need the chat template that --no-template leaves out": continues and no_template,
+            "-c goes on with a conversation that has its instructions: leave out --system": continues and has_system,
+            "-p fills in a template: name it with -t": bool(variables) and template_name is None,
+            "--json is --format json: leave one of them out": as_json and format_name not in {None, Format.JSON},
+            "-x needs the whole answer: use --format json or text": extract and format_ is Format.JSONL,
+            "--no-stream waits for the answer, and --format jsonl does not": no_stream and format_ is Format.JSONL,
+            "--system needs the chat template that --no-template leaves out: put it into the prompt": no_template
+            and has_system,
         }
     )
     pipe_is_needed = template.takes_input or not template.prompt
@@ -218,7 +225,9 @@ def command(
         format_, only_code=extract or template.extract, streams=not no_stream, hide_thoughts=hide_reasoning
     )
     code = asyncio.run(exchange(wish, answer, with_stats=stats))
-    return _open_chat(model, context, goes_on=True) if interactive and code is ExitCode.OK else code
+    if interactive and code is ExitCode.OK:
+        return _open_chat(folders, settings, wish.model, context, continues=True)
+    return code
 
 
 def _names_a_model(store: Store, word: str) -> bool:
@@ -235,21 +244,27 @@ def _asks_for_the_chat(context: click.Context) -> bool:
     return chosen <= _OF_CHAT
 
 
-def _open_chat(model: str | None, context: int | None, *, goes_on: bool, private: bool = False) -> ExitCode:
-    from pinyon.app.cli.chat import command as chat  # noqa: PLC0415  only where it opens
+def _open_chat(
+    folders: Folders,
+    settings: Settings,
+    model: str | None,
+    context: int | None,
+    *,
+    continues: bool,
+    private: bool = False,
+) -> ExitCode:
+    from pinyon.app.cli import chat  # noqa: PLC0415  only where it opens
 
     if not sys.stdin.isatty():  # the prompt came through a pipe, keys come from the terminal
         os.dup2(os.open("/dev/tty", os.O_RDWR), 0)
-    options = ["-c"] * goes_on + ["--private"] * private + ([] if context is None else ["--context", str(context)])
-    return ExitCode(chat.main([*options, *([] if model is None else ["--", model])], standalone_mode=False) or 0)
+    return chat.open_chat(chat.Chat(folders, settings, model, context, private, continues=continues))
 
 
 def _refuse(contradictions: Mapping[str, bool]) -> None:
-    """Raise UsageError for the first of these pairs that is there."""
-    if found := next((words for words, is_there in contradictions.items() if is_there), None):
-        raise UsageError(
-            f"{found} make no sense together: leave one out" if " and " in found else f"{found} means nothing"
-        )
+    """Raise UsageError with the first of these sentences that is true."""
+    for sentence, is_true in contradictions.items():
+        if is_true:
+            raise UsageError(sentence)
 
 
 def _choices(template: Template, options: Sequence[str], flags: Mapping[str, object]) -> NamedOptions:

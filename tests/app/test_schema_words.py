@@ -48,6 +48,7 @@ def test_words_become_an_object_with_required_fields(words, expected):
         (" , ", "empty"),
         ("age integer", "'age integer'.*str, int, float, bool"),
         ("a b c", "'a b c'"),
+        ("schemas/person", "'schemas/person'.*and there is no file of that name"),
         (": nothing", "': nothing'"),
         ("a, b, a int", "field a twice"),
         ('{"type": ', "the schema is not JSON"),
