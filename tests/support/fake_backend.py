@@ -40,7 +40,10 @@ class FakeBackend:
         self._load_errors = list(load_errors)
 
     async def load(
-        self, model: str | None, context_tokens: int | None = None, on_progress: Callable[[float], None] = lambda _: None
+        self,
+        model: str | None,
+        context_tokens: int | None = None,
+        on_progress: Callable[[float], None] = lambda _: None,
     ) -> ChatModel:
         self.loads.append(model)
         on_progress(0.5)

@@ -21,7 +21,7 @@ class TmuxTerminal:
         self._name = f"pinyon-test-{os.getpid()}-{secrets.token_hex(4)}"
         settings = folder / "tmux.conf"
         settings.write_text(
-            "set -g remain-on-exit on\nset -g default-terminal tmux-256color\nset -g status off\nset -g escape-time 0\n"
+            "set -g remain-on-exit on\nset -g default-terminal tmux-256color\nset -g status off\nset -g escape-time 0\nset -g set-clipboard on\n"
         )
         self._start = [
             *("-u", "-f", str(settings), "new-session", "-d", "-x", str(width), "-y", str(height), shlex.join(command))
@@ -51,10 +51,15 @@ class TmuxTerminal:
         return self._tmux("capture-pane", "-p")
 
     @property
+    def buffer(self) -> str:
+        """What was copied last."""
+        return self._tmux("show-buffer")
+
+    @property
     def exit_code(self) -> int | None:
-        """None while the program runs."""
-        dead, _, code = self._told("#{pane_dead} #{pane_dead_status}").partition(" ")
-        return int(code) if dead == "1" else None
+        """None while the program runs; of one that a signal ended, its negative number."""
+        code, signal = self._told("#{pane_dead_status},#{pane_dead_signal}").split(",")
+        return int(code) if code else -int(signal) if signal else None
 
     @property
     def left_modes(self) -> dict[str, str]:
