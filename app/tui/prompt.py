@@ -22,8 +22,8 @@ class Prompt(TextArea):
     Prompt:focus { border: round $primary; background: $background; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(key_of("send"), "send", "Send", id="send", priority=True),
-        Binding(key_of("newline"), "newline", "New line", show=False, id="newline", priority=True),
+        Binding(key_of("send"), "send", "Send", id="send"),
+        Binding(key_of("newline"), "newline", "New line", show=False, id="newline"),
         Binding("up", "up", "Earlier message", show=False),
         Binding("down", "down", "Later message", show=False),
     ]
@@ -110,7 +110,12 @@ class Prompt(TextArea):
             self.post_message(self.Attach(choice.path))
 
     async def on_key(self, event: events.Key) -> None:
-        if self._picker.is_open and event.key in {"tab", "escape"}:
+        # A priority binding would send before the letters that were typed ahead of it are there.
+        bound = self.screen.active_bindings.get(event.key)
+        if bound is not None and bound.node is self and bound.binding.id is not None:
+            event.prevent_default().stop()
+            await self.run_action(bound.binding.action)
+        elif self._picker.is_open and event.key in {"tab", "escape"}:
             event.prevent_default().stop()
             choice = self._picker.choice
             if event.key == "tab" and choice is not None:
