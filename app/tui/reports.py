@@ -9,7 +9,6 @@ from typing import Final
 
 import msgspec
 
-from pinyon.app.ask import SamplingChoice
 from pinyon.app.conversing import Choices, EditCost, as_chat
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Message, Role
@@ -121,5 +120,4 @@ def _asked(path: Sequence[Message]) -> Sequence[Message]:
 
 
 def _sampling(choices: Choices) -> dict[str, object]:
-    sampling: SamplingChoice = choices.sampling
-    return {name: value for name, value in msgspec.structs.asdict(sampling).items() if value is not None}
+    return {name: value for name, value in msgspec.structs.asdict(choices.sampling).items() if value is not None}
