@@ -95,7 +95,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`model` is used where none is named; `context` and `threads` None mean what suits the model and the machine.
 
     `cache_ram_mib` and `cache_disk_mib` cap what computed prompts may take beside the context; 0 switches that off.
-    `deterministic` is for requests that do not say. `history` keeps conversations. `urls` lets commands attach what a URL names.
+    `deterministic` is for requests that do not say. `history` keeps conversations. `urls` allows commands to attach what a
+    URL names. `theme` and `keys` (by the action's id) are the chat's.
     """
 
     model: str | None = None
@@ -106,6 +107,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deterministic: bool = False
     history: bool = True
     urls: bool = False
+    theme: str | None = None
+    keys: dict[str, str] = {}
 
 
 def load_settings(folders: Folders, environment: Mapping[str, str] = os.environ) -> Settings:

@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "ps": "pinyon.app.cli.ps",
     "stop": "pinyon.app.cli.stop",
     "cache": "pinyon.app.cli.cache",
+    "chat": "pinyon.app.cli.chat",
     "logs": "pinyon.app.cli.logs",
     "completion": "pinyon.app.cli.completion",
 }

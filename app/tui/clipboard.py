@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from pinyon.app.tui.safe_text import safe
+from pinyon.app.tui.safe_text import safe_text
 
 _TOOL_TIMEOUT_S: Final = 2.0
 
@@ -29,7 +29,7 @@ async def copy(
 
     `write` takes what is meant for the terminal itself. Whether a terminal obeys OSC 52 cannot be known.
     """
-    text = safe(text)
+    text = safe_text(text)
     if (tool := _tool(environment, platform)) is not None:
         taken = await asyncio.to_thread(run or _run, tool, text.encode("utf-8", "replace"))
         if taken:

@@ -10,7 +10,7 @@ from textual.widget import Widget
 
 from pinyon.app.tui import amounts
 from pinyon.app.tui.figures import Figures, cached
-from pinyon.app.tui.safe_text import safe
+from pinyon.app.tui.safe_text import safe_text
 from pinyon.engine.meters import Meters
 
 GAUGES_HZ: Final = 4
@@ -77,7 +77,7 @@ GAUGES: Final = (
         "vram",
         "VRAM",
         lambda meters, _figures: ", ".join(
-            f"{device.name} {amounts.size(device.used_bytes)} of {amounts.size(device.total_bytes)}"
+            f"{device.device} {amounts.size(device.used_bytes)} of {amounts.size(device.total_bytes)}"
             for device in (meters.vram if meters else ())
         ),
     ),
@@ -112,7 +112,7 @@ class Gauges(Widget):
         self.refresh(layout=other_gauges)
 
     def _read(self, meters: Meters | None, figures: Figures) -> tuple[tuple[str, str], ...]:
-        texts = ((gauge.label, safe(gauge.read(meters, figures))) for gauge in self._gauges)
+        texts = ((gauge.label, safe_text(gauge.read(meters, figures))) for gauge in self._gauges)
         return tuple((label, text) for label, text in texts if text)
 
     def render(self) -> Content:

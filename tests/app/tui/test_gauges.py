@@ -4,7 +4,7 @@ from textual.app import App, ComposeResult
 from pinyon.app.tui.figures import Figures
 from pinyon.app.tui.gauges import GAUGES, Gauge, Gauges, sparkline
 from pinyon.engine.cache_report import CacheReport
-from pinyon.engine.meters import DeviceMemory, Meters
+from pinyon.engine.meters import Meters, Vram
 
 METERS = Meters(
     cells=8192,
@@ -76,7 +76,7 @@ def test_what_is_not_known_is_no_zero() -> None:
 def test_devices_are_named() -> None:
     from msgspec.structs import replace
 
-    meters = replace(METERS, vram=(DeviceMemory("CUDA0", 2_000_000_000, 24_000_000_000),))
+    meters = replace(METERS, vram=(Vram("CUDA0", 2_000_000_000, 24_000_000_000),))
     assert texts(meters, FIGURES)["vram"] == "CUDA0 2.0 GB of 24 GB"
 
 
