@@ -184,7 +184,7 @@ def command(
     )
     pipe_is_needed = template.takes_input or not template.prompt
     material = given(words, files, urls=settings.urls, pipe_is_needed=pipe_is_needed)
-    text, instructions = template.filled(material.text, named_values(variables, "-p"))
+    text, instructions = template.filled(material.text, named_values(map(argument_text, variables), "-p"))
     flags = {
         "temperature": temperature,
         "top_p": top_p,
