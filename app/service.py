@@ -214,8 +214,16 @@ class LoadedModel:
                 return (Text(text),)
             case RawTokens(ids):
                 return (Tokens(ids),)
-            case Chat(messages):
-                return await self._render(messages)
+            case Chat(messages, begun):
+                pieces = await self._render(messages)
+                return (*pieces, *self._begun_after(pieces, begun)) if begun else pieces
+
+    def _begun_after(self, pieces: tuple[Text, ...], begun: str) -> tuple[Text, ...]:
+        """Return how an answer begins; thoughts that the template has opened are closed before."""
+        reasoning = self._reasoning_after(pieces)
+        if reasoning is None or not reasoning.opened:
+            return (Text(begun),)
+        return Text(reasoning.ends[0], special=True), Text(begun)
 
     def _reasoning_after(self, prompt: tuple[Text | Tokens, ...]) -> Reasoning | None:
         if (tags := self._tags) is None:

@@ -179,8 +179,8 @@ def _pieces(prompt: Prompt) -> tuple[Text | Tokens, ...]:
             return (Text(text),)
         case RawTokens(ids):
             return (Tokens(ids),)
-        case Chat(messages):
-            return (Text("".join(f"{message.role}: {message.content}\n" for message in messages)),)
+        case Chat(messages, begun):
+            return (Text("".join(f"{message.role}: {message.content}\n" for message in messages) + begun),)
 
 
 class FakeStore:
