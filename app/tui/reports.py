@@ -2,23 +2,15 @@
 
 import json
 import shlex
-import statistics
-from collections import defaultdict
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
-from pinyon.app.ask import SamplingChoice
 from pinyon.app.conversing import Choices, EditCost, as_chat
-from pinyon.app.history.history import History
 from pinyon.app.history.records import Message, Role
 from pinyon.app.service import Model
 from pinyon.app.tui import amounts
 from pinyon.app.tui.figures import Figures, cached
-
-SPEED_CONVERSATIONS: Final = 30
-"""How many conversations tell how fast a model is here."""
 
 
 def last_answered(path: Sequence[Message]) -> Message | None:
@@ -68,19 +60,6 @@ def params_report(choices: Choices) -> str:
     )
 
 
-def speeds(history: History) -> dict[str, float]:
-    """Return how many tokens per second each model made here, the median of what the latest conversations have."""
-    measured: defaultdict[str, list[float]] = defaultdict(list)
-    for conversation in history.conversations(limit=SPEED_CONVERSATIONS):
-        for message in history.tree(conversation.id).messages.values():
-            if (answered := message.answered) is None:
-                continue
-            rate = Figures.of(answered.usage, answered.timings, answered.cache).tokens_per_s
-            if rate is not None:
-                measured[answered.model].append(rate)
-    return {model: statistics.median(rates) for model, rates in measured.items()}
-
-
 def edit_cost(cost: EditCost) -> str:
     """Return in a line what an edit costs."""
     lost = f"{amounts.tokens(cost.lost_tokens)} of the cache become useless"
@@ -121,5 +100,5 @@ def _asked(path: Sequence[Message]) -> Sequence[Message]:
 
 
 def _sampling(choices: Choices) -> dict[str, object]:
-    sampling: SamplingChoice = choices.sampling
+    sampling = choices.sampling
     return {name: value for name, value in msgspec.structs.asdict(sampling).items() if value is not None}
