@@ -221,8 +221,9 @@ class LoadedModel:
     def _begun_after(self, pieces: tuple[Text, ...], begun: str) -> tuple[Text, ...]:
         """Return how an answer begins; thoughts that the template has opened are closed before."""
         reasoning = self._reasoning_after(pieces)
-        is_thinking = reasoning is not None and reasoning.opened
-        return (*((Text(reasoning.ends[0], special=True),) if is_thinking else ()), Text(begun))
+        if reasoning is None or not reasoning.opened:
+            return (Text(begun),)
+        return Text(reasoning.ends[0], special=True), Text(begun)
 
     def _reasoning_after(self, prompt: tuple[Text | Tokens, ...]) -> Reasoning | None:
         if (tags := self._tags) is None:

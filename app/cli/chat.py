@@ -62,7 +62,7 @@ def open_chat(chat: Chat) -> ExitCode:
         UsageError: there is no terminal to chat on, or no conversation to go on with.
         Exception: a fault in the chat itself; the terminal is as it was before.
     """
-    if not chat.plain and not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not chat.plain and not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("a chat needs a terminal: `pinyon run` answers in pipes, `pinyon chat --plain` reads lines")
     if chat.continues and chat.private:
         raise UsageError("--private keeps nothing and knows nothing: leave out --continue")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import ClassVar, Final
 
 from textual.app import App, SystemCommand
@@ -51,7 +52,7 @@ class ChatApp(App[None]):
         if screen is self._chat:
             for action in commands.ACTIONS:
                 if action.id not in {"send", "newline", "palette"}:
-                    yield SystemCommand(action.title, f"/{action.slash}", lambda id=action.id: self._chat.do(id))
+                    yield SystemCommand(action.title, f"/{action.slash}", partial(self._chat.do, action.id))
 
     async def action_interrupt(self) -> None:
         """Copy what is selected; else stop what goes on, and leave at the second time."""

@@ -5,7 +5,6 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import ClassVar, Final
 
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
@@ -72,8 +71,8 @@ class ChatScreen(Screen[None]):
     """`history`, `backend` and `folders` are used, never closed here. `conversation` is opened first."""
 
     BINDINGS: ClassVar[list[BindingType]] = _bindings()
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]]] = [(0, "-narrow"), (81, "-wide")]
-    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]]] = [(0, "-short"), (25, "-tall")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (81, "-wide")]
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (25, "-tall")]
 
     def __init__(
         self,
@@ -155,7 +154,7 @@ class ChatScreen(Screen[None]):
         if not self.is_mounted:
             return
         current = self.dialogue.conversation
-        self.query_one(Sidebar).show(self.history.conversations(), current and current.id)
+        self.query_one(Sidebar).show(self.history.conversations(), None if current is None else current.id)
         model = self.dialogue.model
         self.query_one(Chips).count_with(None if model is None else model.count)
         self._show_title()

@@ -70,7 +70,7 @@ def keymap(keys: Mapping[str, str]) -> dict[str, str]:
         SettingsError: an unknown action, none of its keys, or one key for two actions.
     """
     if unknown := keys.keys() - _BY_ID.keys():
-        raise SettingsError(f"[keys]: there is no action {sorted(unknown)[0]!r}; the actions are {', '.join(_BY_ID)}")
+        raise SettingsError(f"[keys]: there is no action {min(unknown)!r}; the actions are {', '.join(_BY_ID)}")
     if keyless := [action for action, key in keys.items() if not key.strip()]:
         raise SettingsError(f"[keys]: {keyless[0]!r} has no key; leave the line out for the usual one")
     chosen = {action.id: keys.get(action.id, action.key) for action in ACTIONS}

@@ -229,12 +229,14 @@ class Dialogue:
             await asyncio.wait((self._working,))
 
     async def close(self) -> None:
-        """Stop everything; the text that was written is kept, and nothing of it is told any more."""
-        self._jobs.clear()
+        """Stop everything. What was written is kept, so is what waits to be said, and nothing of it is told any more."""
+        waiting, self._jobs = self._jobs, deque()
         self.shows_answer, self.conversation = False, None
         if self._working is not None:
             self._working.cancel()
             await asyncio.wait((self._working,))
+        for job in waiting:
+            self._write_down(job)
 
     async def cost_of(self, message: Message, text: str) -> EditCost | None:
         """Return what it costs to edit a message so; None while no model is loaded."""
@@ -364,16 +366,22 @@ class Dialogue:
             self._end()
 
     async def _say(self, job: _Job) -> int:
-        """Write down what the user says; return the message that is to be answered."""
-        parent = self._last(job.conversation) if job.follows else job.parent
-        if job.draft is None:
-            assert parent is not None, "an answer has a message before it"
-            return parent
-        message = self.history.add(job.conversation, parent, Role.USER, job.draft.text, attached=job.draft.attached)
+        """Say what there is to say; return the message that is to be answered."""
+        message = self._write_down(job)
+        if message is None:
+            assert job.parent is not None, "an answer has a message before it"
+            return job.parent
         if self._is_open(job.conversation):
             await (self._audience.said(message) if job.follows else self._reopened())
         self._audience.changed()
         return message.id
+
+    def _write_down(self, job: _Job) -> Message | None:
+        """Keep what the user says; None where it is only to be answered again."""
+        if job.draft is None:
+            return None
+        parent = self._last(job.conversation) if job.follows else job.parent
+        return self.history.add(job.conversation, parent, Role.USER, job.draft.text, attached=job.draft.attached)
 
     async def _take(self, update: conversing.Update, job: _Job, model: Model) -> None:
         event = update.event

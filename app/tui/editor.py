@@ -21,7 +21,7 @@ async def written_in_editor(app: App[object], text: str) -> str:
     command = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
     with tempfile.TemporaryDirectory(prefix="pinyon-") as folder:
         path = Path(folder, "message.md")
-        path.write_text(text, "utf-8", errors="replace")
+        path.write_text(text, "utf-8", errors="replace")  # noqa: ASYNC240  a small file
         try:
             # Without the batch, what streams would be painted over the editor.
             with app.batch_update(), app.suspend():
@@ -33,4 +33,4 @@ async def written_in_editor(app: App[object], text: str) -> str:
         app.refresh(layout=True)
         if done.returncode:
             raise UsageError(f"the editor ended with code {done.returncode}: the message stays as it was")
-        return path.read_text("utf-8", errors="replace").rstrip("\n")
+        return path.read_text("utf-8", errors="replace").rstrip("\n")  # noqa: ASYNC240

@@ -70,7 +70,7 @@ class PlainChat:
 
     def attach(self, path: str) -> None:
         """Send a file along with the next message. Raises UsageError."""
-        for attachment in attached(path, urls=self.settings.urls).attachments:
+        for attachment in attached(str(Path(path).expanduser()), urls=self.settings.urls).attachments:
             self._attached.append((fenced(attachment), Attached(attachment.name, attachment.size_bytes, 0)))
             self.told(f"{attachment.name} goes along with the next message")
 
@@ -195,7 +195,7 @@ class PlainActions(Actions):
     async def attach(self, path: str) -> None:
         if not path:
             raise UsageError("which file? /attach PATH")
-        self._chat.attach(str(Path(path).expanduser()))
+        self._chat.attach(path)
 
     async def _choose(self, titles: list[str]) -> int | None:
         """Return the place of the one that the user chooses."""

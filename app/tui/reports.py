@@ -100,5 +100,4 @@ def _asked(path: Sequence[Message]) -> Sequence[Message]:
 
 
 def _sampling(choices: Choices) -> dict[str, object]:
-    sampling = choices.sampling
-    return {name: value for name, value in msgspec.structs.asdict(sampling).items() if value is not None}
+    return {name: value for name, value in msgspec.structs.asdict(choices.sampling).items() if value is not None}

@@ -37,7 +37,11 @@ class ScreenActions(Actions):
             await self._dialogue.open(found.conversation.id, found.message)
 
     async def edit(self, id: str) -> None:  # noqa: A002
-        self._screen.edit(self._message(id, "a message of yours", lambda message: message.role is Role.USER))
+        message = self._message(id, "a message of yours", lambda message: message.role is not Role.ASSISTANT)
+        if message.role is Role.SYSTEM:
+            await self.system("")
+        else:
+            self._screen.edit(message)
 
     async def copy(self, id: str) -> None:  # noqa: A002
         await self.copy_text(self._message(id, "a message", lambda message: bool(message.text)).text)

@@ -23,6 +23,8 @@ class Sidebar(OptionList):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("delete,d", "delete", "Delete", show=False)]
 
     class Chosen(Message):
+        """This conversation is to be opened."""
+
         def __init__(self, conversation: str) -> None:
             super().__init__()
             self.conversation = conversation

@@ -93,7 +93,7 @@ async def test_a_template_that_refuses_is_the_messages_error(history, model):
 
 
 async def test_a_cut_answer_goes_on_beside_itself(history, model):
-    conversation, parent = begun(history, "What is a pinyon jay?", "A jay is")
+    conversation, _ = begun(history, "What is a pinyon jay?", "A jay is")
     cut = history.tree(conversation.id).path()[-1]
     question = cut.parent
     async for update in answer(history, model, conversation, question, Choices(), cut):

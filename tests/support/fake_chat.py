@@ -16,12 +16,15 @@ from pinyon.app.tui.app import ChatApp
 from pinyon.app.tui.chat_screen import ChatScreen
 
 
+SETTINGS = Settings()
+
+
 class FakeChat:
     """`pilot` drives it while it runs."""
 
     pilot: Pilot[None]
 
-    def __init__(self, folder: Path, next_token: Next, *, settings: Settings = Settings(), **wishes: object) -> None:
+    def __init__(self, folder: Path, next_token: Next, *, settings: Settings = SETTINGS, **wishes: object) -> None:
         self.history = History.in_memory()
         self.model = ChatModel(next_token)
         self.backend = FakeBackend(self.model)

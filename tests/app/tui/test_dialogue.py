@@ -158,6 +158,7 @@ async def test_closing_while_an_answer_is_written_keeps_its_text(make_talk):
     talk.dialogue.say(Draft("one"))
     await talk.listener.on_text.wait()
     await talk.dialogue.close()
+    await talk.dialogue.open(talk.history.latest().id)
     assert talk.dialogue.path[-1].state is State.CANCELLED
     assert not talk.model.engine.busy
 
@@ -169,7 +170,8 @@ async def test_closing_while_the_model_loads(make_talk):
     await asyncio.sleep(0)
     async with asyncio.timeout(1):
         await talk.dialogue.close()
-    assert talk.texts == []
+    await talk.dialogue.open(talk.history.latest().id)
+    assert talk.texts == ["one"]
 
 
 async def test_an_edit_forks_and_the_old_branch_stays(make_talk):
