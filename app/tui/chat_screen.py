@@ -31,7 +31,7 @@ from pinyon.app.tui.screen_actions import ScreenActions
 from pinyon.app.tui.shown import MessageAction, Shown
 from pinyon.app.tui.sidebar import Sidebar
 from pinyon.app.tui.transcript import Transcript
-from pinyon.engine.events import Chunk, Event
+from pinyon.engine.events import Chunk, Event, Progress
 
 EDIT_COST_PAUSE_S: Final = 0.3
 """How long an edited text must rest before its cost is estimated."""
@@ -130,6 +130,8 @@ class ChatScreen(Screen[None]):
         await self.transcript.show([self._shown(message) for message in path])
         answer = reports.last_answered(path)
         self._figures = None if answer is None else _figures(answer)
+        if not self.dialogue.is_busy:
+            self._meter = None
         self.give_up_edit()
 
     async def said(self, message: Message) -> None:
@@ -139,7 +141,7 @@ class ChatScreen(Screen[None]):
         self.transcript.begin(self._shown(message))
 
     def heard(self, event: Event) -> None:
-        if self._meter is None:
+        if self._meter is None or (isinstance(event, Progress) and event.done == 0):  # another answer begins
             self._meter = AnswerMeter()
         self._meter.take(event)
         if isinstance(event, Chunk) and self.dialogue.shows_answer:
@@ -147,13 +149,10 @@ class ChatScreen(Screen[None]):
 
     def ended(self, message: Message) -> None:
         self.transcript.finish(self._shown(message))
-        self._figures = _figures(message) or self._figures
 
     def changed(self) -> None:
         if not self.is_mounted:
             return
-        if not self.dialogue.is_busy and self._meter is not None:
-            self._meter = None
         current = self.dialogue.conversation
         self.query_one(Sidebar).show(self.history.conversations(), None if current is None else current.id)
         model = self.dialogue.model

@@ -2,22 +2,15 @@
 
 import json
 import shlex
-import statistics
-from collections import defaultdict
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
 from pinyon.app.conversing import Choices, EditCost, as_chat
-from pinyon.app.history.history import History
 from pinyon.app.history.records import Message, Role
 from pinyon.app.service import Model
 from pinyon.app.tui import amounts
 from pinyon.app.tui.figures import Figures, cached
-
-SPEED_CONVERSATIONS: Final = 30
-"""How many conversations tell how fast a model is here."""
 
 
 def last_answered(path: Sequence[Message]) -> Message | None:
@@ -65,19 +58,6 @@ def params_report(choices: Choices) -> str:
     return (
         f"chosen: {told}\n\n`/params temperature=0.5 seed=7` chooses, `/params clear` gives all of it back to the model"
     )
-
-
-def speeds(history: History) -> dict[str, float]:
-    """Return how many tokens per second each model made here, the median of what the latest conversations have."""
-    measured: defaultdict[str, list[float]] = defaultdict(list)
-    for conversation in history.conversations(limit=SPEED_CONVERSATIONS):
-        for message in history.tree(conversation.id).messages.values():
-            if (answered := message.answered) is None:
-                continue
-            rate = Figures.of(answered.usage, answered.timings, answered.cache).tokens_per_s
-            if rate is not None:
-                measured[answered.model].append(rate)
-    return {model: statistics.median(rates) for model, rates in measured.items()}
 
 
 def edit_cost(cost: EditCost) -> str:

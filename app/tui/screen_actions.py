@@ -4,7 +4,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pinyon.app.history.records import Role
-from pinyon.app.tui import clipboard, reports
+from pinyon.app.tui import clipboard
 from pinyon.app.tui.actions import Actions
 from pinyon.app.tui.editor import written_in_editor
 from pinyon.app.tui.gauges import Gauges
@@ -80,7 +80,7 @@ class ScreenActions(Actions):
             return
         store, current = Store(self._screen.folders.models), self._dialogue.model
         picker = ModelPicker(
-            lambda: model_rows(store, reports.speeds(self._screen.history)),
+            lambda: model_rows(store, self._screen.history),
             partial(pull, store),
             self._dialogue.load,
             current=None if current is None else current.name,

@@ -56,6 +56,21 @@ async def test_a_turn_is_shown_with_its_figures(chat):
     assert chat.title == "What is a jay? · fake"
 
 
+async def test_the_gauges_show_the_last_answer_and_keep_it(chat):
+    await chat.types("/gauges")
+    figures = []
+    for question in ("one", "two", "three"):
+        await chat.says(question)
+        await chat.screen._show_meters()
+        figures.append(chat.screen._meter.figures())
+    usages = [message.answered.usage for message in chat.dialogue.path if message.role is Role.ASSISTANT]
+    assert [each.prompt_tokens for each in figures] == [usage.prompt_tokens for usage in usages]
+    assert len({each.prompt_tokens for each in figures}) == 3
+    shown = dict(chat.screen.query_one(Gauges)._shown)
+    assert shown["context"].startswith(f"{usages[-1].prompt_tokens + usages[-1].completion_tokens} used, ")
+    assert shown["TPOT"] != "p50 -, p95 -"
+
+
 async def test_enter_in_an_empty_prompt_says_nothing(chat):
     await chat.types("  \n ")
     assert chat.texts == []
