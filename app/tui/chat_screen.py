@@ -71,8 +71,8 @@ class ChatScreen(Screen[None]):
     """`history`, `backend` and `folders` are used, never closed here. `conversation` is opened first."""
 
     BINDINGS: ClassVar[list[BindingType]] = _bindings()
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (81, "-wide")]
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (25, "-tall")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (81, "-wide")]  # noqa: RUF012  Textual's form
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (25, "-tall")]  # noqa: RUF012
 
     def __init__(
         self,

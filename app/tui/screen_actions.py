@@ -88,6 +88,9 @@ class ScreenActions(Actions):
         await self._screen.app.push_screen_wait(picker)
         self._dialogue.resume()
 
+    async def messages(self, _argument: str) -> None:
+        self._screen.transcript.focus()
+
     async def gauges(self, _argument: str) -> None:
         gauges = self._screen.query_one(Gauges)
         gauges.display = not gauges.display

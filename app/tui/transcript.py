@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from textual.actions import SkipAction
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
@@ -15,6 +16,7 @@ from textual.message import Message
 from textual.widgets import Static
 
 from pinyon.app.history.records import State
+from pinyon.app.tui.commands import key_of
 from pinyon.app.tui.look import look_of
 from pinyon.app.tui.message_view import MessageView
 from pinyon.app.tui.safe_text import safe_text
@@ -84,13 +86,13 @@ class Transcript(SteadyScroll):
         Binding("enter", "toggle_reasoning", "Reasoning", show=False, id="message.reasoning"),
         Binding("home", "show_start", "To the start", show=False, id="transcript.start"),
         Binding("end", "follow", "To the end", show=False, id="transcript.end"),
-        Binding("e", "act('edit')", "Edit", show=False, id="message.edit"),
-        Binding("r", "act('regenerate')", "Regenerate", show=False, id="message.regenerate"),
-        Binding("c", "act('continue')", "Continue", show=False, id="message.continue"),
-        Binding("left", "act('previous')", "Previous version", show=False, id="message.previous"),
-        Binding("right", "act('next')", "Next version", show=False, id="message.next"),
-        Binding("y", "act('copy')", "Copy", show=False, id="message.copy"),
-        Binding("delete", "act('delete')", "Delete", show=False, id="message.delete"),
+        Binding(key_of("edit"), "act('edit')", "Edit", show=False, id="edit"),
+        Binding(key_of("regenerate"), "act('regenerate')", "Regenerate", show=False, id="regenerate"),
+        Binding(key_of("go_on"), "act('continue')", "Continue", show=False, id="go_on"),
+        Binding(key_of("previous"), "act('previous')", "Previous version", show=False, id="previous"),
+        Binding(key_of("next"), "act('next')", "Next version", show=False, id="next"),
+        Binding(key_of("copy"), "act('copy')", "Copy", show=False, id="copy"),
+        Binding(key_of("delete"), "act('delete')", "Delete", show=False, id="delete"),
     ]
 
     class Action(Message):
@@ -347,6 +349,7 @@ class Transcript(SteadyScroll):
 
     def action_unchoose(self) -> None:
         self._mark(None)
+        raise SkipAction  # the key stops an answer, too
 
     def action_toggle_reasoning(self) -> None:
         """Show or hide what the chosen message, else the last that has reasoning, was thought out with."""

@@ -440,3 +440,20 @@ async def test_events_of_an_answer_that_is_not_shown_reach_no_widget(tmp_path):
         assert appended == []
         chat.screen.heard(Chunk(0, "late"))
         assert appended == []
+
+
+async def test_keys_among_the_messages_act_on_the_chosen_one_and_escape_still_stops(tmp_path):
+    async with running(FakeChat(tmp_path, says(LONG), settings=Settings(keys={"edit": "x"}))) as chat:
+        await chat.says("one")
+        await chat.says("two")
+        await chat.pilot.press("ctrl+t", "up", "up", "up", "up", "e")
+        assert chat.screen.selected == chat.dialogue.path[0].id
+        assert not chat.screen.is_editing
+        await chat.pilot.press("x")
+        await chat.until(lambda: chat.screen.prompt.text == "one")
+        await chat.pilot.press("escape")
+        await answering(chat, "three")
+        await chat.pilot.press("ctrl+t", "escape")
+        chat.model.unpaused.set()
+        await chat.settled()
+        assert chat.dialogue.path[-1].state is State.CANCELLED
