@@ -8,7 +8,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -20,10 +20,12 @@ from pinyon.app.errors import AppError, ServerError, UsageError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Attached, Conversation, Message, Role
 from pinyon.app.named_options import NamedOptions
-from pinyon.app.service import Model
 from pinyon.engine.errors import EngineError
 from pinyon.engine.events import Event, Failed, FailureKind, Progress
 from pinyon.models.errors import ModelError, ModelNotFoundError
+
+if TYPE_CHECKING:
+    from pinyon.app.service import Model
 
 EXPECTED: Final = (AppError, EngineError, ModelError, OSError)
 """What can go wrong without a fault in the chat: it is told, and the chat goes on."""
@@ -115,7 +117,7 @@ class Dialogue:
         return () if self.conversation is None else self.history.tree(self.conversation.id).path()
 
     @property
-    def model(self) -> Model | None:
+    def model(self) -> "Model | None":
         return self._model
 
     @property
@@ -271,7 +273,7 @@ class Dialogue:
         self._model = None
         self.resume()
 
-    async def load(self, model: str, on_progress: Callable[[float], None]) -> Model:
+    async def load(self, model: str, on_progress: Callable[[float], None]) -> "Model":
         """Load another model at once; `on_progress` is told the loaded fraction.
 
         Raises:
@@ -331,7 +333,7 @@ class Dialogue:
             self.loaded = None
             self._audience.changed()
 
-    async def _ready(self) -> Model:
+    async def _ready(self) -> "Model":
         if self._model is None:
             self._on_progress(0.0)
             self._model = await self._backend.load(self.wanted, self._context, self._on_progress)
@@ -383,7 +385,7 @@ class Dialogue:
         parent = self._last(job.conversation) if job.follows else job.parent
         return self.history.add(job.conversation, parent, Role.USER, job.draft.text, attached=job.draft.attached)
 
-    async def _take(self, update: conversing.Update, job: _Job, model: Model) -> None:
+    async def _take(self, update: conversing.Update, job: _Job, model: "Model") -> None:
         event = update.event
         if self._answer is None:
             await self._begin(update.message, job)

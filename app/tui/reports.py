@@ -3,14 +3,17 @@
 import json
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pinyon.app.conversing import Choices, EditCost, as_chat
 from pinyon.app.history.records import Message, Role
-from pinyon.app.service import Model
 from pinyon.app.tui import amounts
 from pinyon.app.tui.figures import Figures, cached
+
+if TYPE_CHECKING:
+    from pinyon.app.service import Model
 
 
 def last_answered(path: Sequence[Message]) -> Message | None:
@@ -34,7 +37,7 @@ def cache_report(path: Sequence[Message]) -> str:
     return "\n".join(lines)
 
 
-def context_report(path: Sequence[Message], model: Model | None) -> str:
+def context_report(path: Sequence[Message], model: "Model | None") -> str:
     """Return how much of the context the conversation takes."""
     answer = last_answered(path)
     used = 0
