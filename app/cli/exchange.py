@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from pinyon.app.history.records import Conversation
     from pinyon.app.service import Model
 
+AGAIN_S: Final = 0.2
+"""Until an answer that goes on in spite of a cancel is cancelled again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wish:
@@ -34,7 +37,7 @@ class Wish:
 
     `model` None is the server's own, or where there is no server the default one. The messages of a chat in `ask` are those
     that are new; with `continues` they follow the last conversation. `title` names a new one. Unless it `is_kept`,
-    there is no history but for what `continues` reads.
+    nothing is read from the history, and nothing written.
     """
 
     folders: Folders
@@ -117,7 +120,7 @@ def _history(wish: Wish) -> "History":
     def tell(trouble: str) -> None:
         print(f"pinyon: {printable(trouble)}", file=sys.stderr)
 
-    return History(wish.folders.history_file, tell) if wish.is_kept or wish.continues else History.in_memory()
+    return History(wish.folders.history_file, tell) if wish.is_kept else History.in_memory()
 
 
 def asked(wish: Wish, history: "History", before: "Conversation | None") -> tuple[Ask, int | None]:
@@ -209,7 +212,7 @@ def on_interrupt(stop: Callable[[], Coroutine[None, None, None]]) -> Iterator[No
 
     def interrupt() -> None:
         loop.remove_signal_handler(signal.SIGINT)
-        stopping.add(loop.create_task(stop()))
+        stopping.add(loop.create_task(_insist(stop)))
 
     try:
         loop.add_signal_handler(signal.SIGINT, interrupt)
@@ -220,6 +223,15 @@ def on_interrupt(stop: Callable[[], Coroutine[None, None, None]]) -> Iterator[No
         yield
     finally:
         loop.remove_signal_handler(signal.SIGINT)
+        for task in stopping:
+            task.cancel()
+
+
+async def _insist(stop: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Stop until that has worked: a request that is still being rendered is not known to the engine yet."""
+    while True:
+        await stop()
+        await asyncio.sleep(AGAIN_S)
 
 
 @dataclass(slots=True)
@@ -238,7 +250,7 @@ def _at(deadline: float | None, stop: Callable[[], Coroutine[None, None, None]])
     async def ring() -> None:
         await asyncio.sleep(deadline - time.monotonic())
         alarm.is_over = True
-        await stop()
+        await _insist(stop)
 
     task = asyncio.create_task(ring())
     try:

@@ -9,6 +9,7 @@ from typing import Final
 
 from pinyon.app.attachments import STDIN, Attachment, attached, fenced
 from pinyon.app.errors import UsageError
+from pinyon.models.disk import printable
 
 GRACE_S: Final = 5.0
 """How long a pipe may stay silent beside a prompt: many programs leave one open that nobody ever writes to."""
@@ -82,5 +83,5 @@ def _attachments(source: str, *, urls: bool) -> tuple[Attachment, ...]:
     if found.left_out:
         more = len(found.left_out) - SHOWN_LEFT_OUT
         shown = ", ".join(found.left_out[:SHOWN_LEFT_OUT]) + (f" and {more:,} more" if more > 0 else "")
-        print(f"pinyon: left out of {argument_text(source)}: {shown}", file=sys.stderr)
+        print(f"pinyon: left out of {printable(source)}: {shown}", file=sys.stderr)
     return found.attachments

@@ -27,6 +27,7 @@ from pinyon.models.store import Store
 
 _OF_CHAT = {"words", "model", "context", "private", "continues", "interactive"}
 """The parameters that the chat takes, too."""
+_KEEPS_NOTHING = "--private, or the setting history = false"
 
 
 @click.command(name="run")
@@ -163,17 +164,19 @@ def command(
     system = argument_text(system) if system is not None else None
     format_ = Format.JSON if as_json else Format(format_name or Format.TEXT)
     has_system = (system or template.system) is not None
+    is_kept = settings.history and not private
+    only_code = extract or template.extract
     _refuse(
         {
-            "-i goes on with what was kept, and --private keeps nothing": interactive and private,
+            f"-i goes on with what was kept, and nothing is kept with {_KEEPS_NOTHING}": interactive and not is_kept,
             "-i goes on after an answer, and --dry-run gives none": interactive and is_dry,
             "-i needs a terminal": interactive and not sys.stdout.isatty(),
-            "-c goes on with what was kept, and --private keeps nothing": continues and private,
+            f"-c goes on with what was kept, and nothing is kept with {_KEEPS_NOTHING}": continues and not is_kept,
             "-c sends messages, which need the chat template that --no-template leaves out": continues and no_template,
             "-c goes on with a conversation that has its instructions: leave out --system": continues and has_system,
             "-p fills in a template: name it with -t": bool(variables) and template_name is None,
             "--json is --format json: leave one of them out": as_json and format_name not in {None, Format.JSON},
-            "-x needs the whole answer: use --format json or text": extract and format_ is Format.JSONL,
+            "-x needs the whole answer: use --format json or text": only_code and format_ is Format.JSONL,
             "--no-stream waits for the answer, and --format jsonl does not": no_stream and format_ is Format.JSONL,
             "--system needs the chat template that --no-template leaves out: put it into the prompt": no_template
             and has_system,
@@ -181,7 +184,7 @@ def command(
     )
     pipe_is_needed = template.takes_input or not template.prompt
     material = given(words, files, urls=settings.urls, pipe_is_needed=pipe_is_needed)
-    text, instructions = template.filled(material.text, named_values(variables, "-p"))
+    text, instructions = template.filled(material.text, named_values(map(argument_text, variables), "-p"))
     flags = {
         "temperature": temperature,
         "top_p": top_p,
@@ -210,7 +213,7 @@ def command(
         context,
         ask,
         _title(material, text),
-        is_kept=settings.history and not private,
+        is_kept=is_kept,
         attachments=material.attachments,
         continues=continues,
         timeout_s=timeout,
@@ -222,9 +225,7 @@ def command(
 
         asyncio.run(dry_run(wish, as_json=format_ is not Format.TEXT))
         return ExitCode.OK
-    answer = _answer(
-        format_, only_code=extract or template.extract, streams=not no_stream, hide_thoughts=hide_reasoning
-    )
+    answer = _answer(format_, only_code=only_code, streams=not no_stream, hide_thoughts=hide_reasoning)
     code = asyncio.run(exchange(wish, answer, with_stats=stats))
     if interactive and code is ExitCode.OK:
         return _open_chat(folders, settings, wish.model, context, continues=True)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 
 import pytest
 from command_line import pinyon
@@ -54,6 +55,14 @@ def test_each_line_is_answered(batch, here, capsys):
     first = json.loads((here / "out.jsonl").read_text().splitlines()[0])
     assert list(first)[:3] == ["id", "asked", "text"]
     assert (first["model"], first["finish_reason"], first["completion_tokens"]) == ("fake", "stop", 3)
+
+
+def test_a_terminal_sees_how_far_it_is(batch, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    batch({"prompt": "a"}, {"prompt": "b"})
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "2/2" in printed.err
 
 
 def test_answers_come_several_at_once(batch):

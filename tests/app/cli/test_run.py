@@ -11,7 +11,7 @@ from fake_service import THINK, raises, says
 from faked_backend import AskedModel, called, faked
 
 from pinyon.app.ask import Chat, RawText, SamplingChoice
-from pinyon.app.cli import chat, prompt_sources
+from pinyon.app.cli import chat, exchange, prompt_sources
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.run import command
 from pinyon.app.errors import AnswerError, GenerationFailedError, UsageError
@@ -220,6 +220,28 @@ def test_a_time_limit_ends_the_answer_and_keeps_what_is_there(asked, capsys, fol
     assert printed.endswith("\n")
     assert ("abc" * 1000).startswith(printed.rstrip("\n"))
     assert (last_answer(folders).state, last_answer(folders).text) == (State.CANCELLED, printed.rstrip("\n"))
+
+
+def test_a_time_limit_that_passes_before_the_engine_knows_the_request_ends_it_too(asked, monkeypatch):
+    monkeypatch.setattr(exchange, "AGAIN_S", 0.01)
+    model = AskedModel(says("abc" * 100_000), cells=400_000)
+    generate = model.generate
+
+    async def rendered_slowly(ask):
+        await asyncio.sleep(0.1)
+        async for event in generate(ask):
+            yield event
+
+    model.generate = rendered_slowly
+    with pytest.raises(AnswerError, match=r"stopped after 0\.01 s"):
+        asked("x", "--timeout", "0.01", model=model)
+
+
+def test_nothing_goes_on_where_nothing_is_kept(asked, monkeypatch):
+    asked("One")
+    monkeypatch.setenv("PINYON_HISTORY", "false")
+    with pytest.raises(UsageError, match="-c goes on with what was kept"):
+        asked("-c", "Two")
 
 
 def test_a_time_limit_counts_the_load(monkeypatch, capsys):
