@@ -33,8 +33,8 @@ class Wish:
     """What is to be answered, and where it is kept.
 
     `model` None is the server's own, or where there is no server the default one. The messages of a chat in `ask` are those
-    that are new; with `continues` they follow the last conversation. `title` names a new one. Unless it `is_kept`, the history
-    is only read.
+    that are new; with `continues` they follow the last conversation. `title` names a new one. Unless it `is_kept`,
+    there is no history but for what `continues` reads.
     """
 
     folders: Folders
@@ -93,9 +93,8 @@ async def ready(wish: Wish) -> "AsyncIterator[tuple[Model, History, Conversation
         AppError, EngineError, ModelError: it cannot be loaded.
     """
     from pinyon.app.backend import Backend  # noqa: PLC0415  takes long to import
-    from pinyon.app.history.history import History  # noqa: PLC0415  brings SQLite
 
-    with contextlib.closing(_history(wish, History)) as history:
+    with contextlib.closing(_history(wish)) as history:
         before = history.latest() if wish.continues else None
         if wish.continues and before is None:
             raise UsageError("there is no conversation to go on with: leave out -c")
@@ -112,10 +111,13 @@ async def ready(wish: Wish) -> "AsyncIterator[tuple[Model, History, Conversation
             yield model, history, before
 
 
-def _history(wish: Wish, kind: "type[History]") -> "History":
-    if wish.is_kept or wish.continues:
-        return kind(wish.folders.history_file, lambda trouble: print(f"pinyon: {trouble}", file=sys.stderr))
-    return kind.in_memory()
+def _history(wish: Wish) -> "History":
+    from pinyon.app.history.history import History  # noqa: PLC0415  brings SQLite
+
+    def tell(trouble: str) -> None:
+        print(f"pinyon: {printable(trouble)}", file=sys.stderr)
+
+    return History(wish.folders.history_file, tell) if wish.is_kept or wish.continues else History.in_memory()
 
 
 def asked(wish: Wish, history: "History", before: "Conversation | None") -> tuple[Ask, int | None]:

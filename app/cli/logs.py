@@ -79,7 +79,7 @@ class _Whole(msgspec.Struct):
 
 @command.command()
 @click.argument("words", nargs=-1, required=True)
-@click.option("--role", type=click.Choice([*Role]), help="Only messages of this role.")
+@click.option("--role", type=click.Choice([role.value for role in Role]), help="Only messages of this role.")
 @click.option("--model", metavar="NAME", help="Only answers of this model.")
 @_count
 @_json

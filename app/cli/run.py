@@ -11,7 +11,6 @@ from click.core import ParameterSource
 from pinyon.app.ask import Ask, Chat, Prompt, RawText
 from pinyon.app.cli import completion
 from pinyon.app.cli.answer import Answer, Format, JsonAnswer, JsonLinesAnswer, TextAnswer, WholeAnswer
-from pinyon.app.cli.dry_run import dry_run
 from pinyon.app.cli.exchange import Wish, exchange
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.first_model import offer_a_model
@@ -211,7 +210,7 @@ def command(
         context,
         ask,
         _title(material, text),
-        is_kept=settings.history and not private and not is_dry,
+        is_kept=settings.history and not private,
         attachments=material.attachments,
         continues=continues,
         timeout_s=timeout,
@@ -219,6 +218,8 @@ def command(
     if wish.model is None:
         offer_a_model(folders, settings)
     if is_dry:
+        from pinyon.app.cli.dry_run import dry_run  # noqa: PLC0415  only where it is asked for
+
         asyncio.run(dry_run(wish, as_json=format_ is not Format.TEXT))
         return ExitCode.OK
     answer = _answer(

@@ -9,7 +9,7 @@ import os
 import sqlite3
 import stat
 import tempfile
-import time
+import threading
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -157,8 +157,8 @@ def _look_for_damage(path: Path, database: sqlite3.Connection) -> None:
     """Raise HistoryDamagedError for what is found in a short time; the rest shows when it is read."""
     if _number(database, "page_count") * _number(database, "page_size") > path.stat().st_size:
         raise HistoryDamagedError(f"{printable(path)} is cut off")
-    until = time.monotonic() + _CHECK_S
-    database.set_progress_handler(lambda: time.monotonic() > until, 1000)
+    enough = threading.Timer(_CHECK_S, database.interrupt)
+    enough.start()
     try:
         found = database.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.OperationalError as error:
@@ -166,9 +166,10 @@ def _look_for_damage(path: Path, database: sqlite3.Connection) -> None:
             raise
         return
     finally:
-        database.set_progress_handler(None, 0)
+        enough.cancel()
+        enough.join()
     if found != "ok":
-        raise HistoryDamagedError(f"{printable(path)} is damaged ({found})")
+        raise HistoryDamagedError(f"{printable(path)} is damaged ({found.splitlines()[-1]})")
 
 
 def _newer(database: sqlite3.Connection, why: str) -> Database:

@@ -60,6 +60,7 @@ class History:
         self._listed: list[Conversation] = []
         self._saver = Saver(self._save, on_trouble)
         self._is_tidy = False
+        self._is_rewriting = False
         self._database = empty_database()
         self._is_open = path is None
         if path is not None and path.exists():
@@ -186,7 +187,10 @@ class History:
             self._want()
 
     def purge(self, conversation: str) -> None:
-        """Remove a conversation, deleted or not, and all its messages. Raises NoConversationError."""
+        """Remove a conversation, deleted or not, and all its messages. Raises NoConversationError.
+
+        What the search index knows of it goes little by little, or when the history is closed.
+        """
         with self._lock:
             held = self._find(conversation, also_deleted=True)
             for message in held.streams:
@@ -317,12 +321,16 @@ class History:
                 rows.tidy(writer, self._clock())
                 self._is_tidy = True
             rows.write(writer, (change for _, change in changes), purged)
+            if purged or self._is_rewriting:
+                self._is_rewriting = rows.rewrite_index(writer, is_first=bool(purged))
         except sqlite3.Error as error:
             raise explained(error, self._path) from error
         with self._lock:
             self._purged -= purged
             for held, change in changes:
                 held.saved(change)
+        if self._is_rewriting:
+            self._saver.want()
 
     def _caught_up(self) -> Iterable[Held]:
         for held in self._held.values():

@@ -16,6 +16,8 @@ from pinyon.app.history.writers import is_alive, this_process
 
 KEPT_AFTER_DELETION_S: Final = 30 * 86400
 _SNIPPET_WORDS: Final = 24
+_REWRITTEN_PAGES: Final = 256
+"""What takes some hundredths of a second."""
 
 _CONVERSATION: Final = """
     c.id, c.title, c.created_at, c.updated_at, c.model,
@@ -183,8 +185,18 @@ def _purge(database: sqlite3.Connection, purged: Collection[str]) -> None:
     ids = [(each,) for each in purged]
     database.executemany("DELETE FROM messages WHERE conversation = ?", ids)
     database.executemany("DELETE FROM conversations WHERE id = ?", ids)
-    # Only then have their words left the index, too.
-    database.execute("INSERT INTO search (search) VALUES ('optimize')")
+
+
+def rewrite_index(database: sqlite3.Connection, *, is_first: bool) -> bool:
+    """Rewrite a part of the search index without what was removed from the tables; tell whether there is more to do.
+
+    The index only grows until then: it notes that a message has gone, and keeps its words. Raises sqlite3.Error.
+    """
+    before = database.total_changes
+    # SQLite's documentation of FTS5, section 6.8: a negative number of pages has all of it rewritten.
+    pages = -_REWRITTEN_PAGES if is_first else _REWRITTEN_PAGES
+    database.execute("INSERT INTO search (search, rank) VALUES ('merge', ?)", (pages,))
+    return database.total_changes - before > 1
 
 
 def _message(

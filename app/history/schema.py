@@ -25,8 +25,7 @@ _FIRST = (
     "CREATE INDEX messages_streaming ON messages (state) WHERE state = 'streaming'",
     "CREATE VIEW searched AS SELECT id, searchable(text) AS text, role, model FROM messages",
     """CREATE VIRTUAL TABLE search USING fts5 (
-        text, role, model, content = 'searched', content_rowid = 'id', tokenize = 'unicode61 remove_diacritics 2',
-        prefix = '1 2 3'
+        text, role, model, content = 'searched', content_rowid = 'id', tokenize = 'unicode61 remove_diacritics 2'
     )""",
     # What still streams is not searched: its text changes twice a second.
     """CREATE TRIGGER message_added AFTER INSERT ON messages WHEN new.state <> 'streaming' BEGIN

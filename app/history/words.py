@@ -27,12 +27,13 @@ def query(words: str) -> str:
     """Return an FTS5 query for texts that hold all of these words; the last one may go on, unless a blank follows it.
 
     Empty where there is nothing to search for. What stands in double quotes is a phrase. Only the first 32 words count.
+    A single letter does not go on: nearly every text would be found, at the price of an index as large as the texts.
     """
     typed = words.encode("utf-8", "replace").decode().replace("\0", " ")
     terms = [term for quoted, word in re.findall(r'"([^"]*)"|([^\s"]+)', typed) if _has_letter(term := quoted or word)]
     if not terms:
         return ""
-    may_go_on = typed[-1:] == terms[-1][-1:]
+    may_go_on = len(terms[-1]) > 1 and typed.endswith(terms[-1])
     return " ".join(map(_phrase, terms[:_MAX_WORDS])) + ("*" if may_go_on else "")
 
 

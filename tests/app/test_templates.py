@@ -1,5 +1,7 @@
 """Templates: what is filled in where, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 
 from pinyon.app.errors import UsageError
@@ -73,3 +75,11 @@ def test_an_unknown_name_is_told_the_known_ones(tmp_path):
     (tmp_path / "b.toml").touch()
     with pytest.raises(UsageError, match="has a, b"):
         read_template("x", tmp_path)
+
+
+def test_the_readme_s_template_is_one(tmp_path):
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
+    (tmp_path / "review.toml").write_text(readme.split("```toml\nprompt")[1].split("```")[0].join(["prompt", ""]))
+    template = read_template("review", tmp_path)
+    assert template.filled("x = 1", {}) == ("Review this Python code. x = 1", "You are a careful reviewer.")
+    assert (template.schema, template.options) == ("line int, remark", {"temperature": 0.2})

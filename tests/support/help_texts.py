@@ -3,26 +3,23 @@
 Run as a script, it writes them.
 """
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
-import click
-
-from pinyon.app.cli.main import pinyon
-
 README = Path(__file__).resolve().parents[2] / "README.md"
-WIDTH = 110
 _PLACE = re.compile(r"<!-- help: (?P<command>[a-z]+) -->\n(?P<text>.*?)<!-- end -->\n", re.DOTALL)
 
 
 def help_text(name: str) -> str:
-    """Return what `pinyon NAME --help` prints, at a fixed width. Raises ValueError for a name that is no command."""
-    root = click.Context(pinyon, info_name="pinyon", terminal_width=WIDTH, **pinyon.context_settings)
-    command = pinyon.get_command(root, name)
-    if command is None:
-        raise ValueError(f"there is no command `pinyon {name}`")
-    return command.get_help(click.Context(command, info_name=name, parent=root, terminal_width=WIDTH))
+    """Return what `pinyon NAME --help` prints on a terminal of 80 columns. Raises CalledProcessError where there is none."""
+    command = [sys.executable, "-m", "pinyon", name, "--help"]
+    shown = subprocess.run(
+        command, env={**os.environ, "COLUMNS": "80"}, capture_output=True, encoding="utf-8", check=True
+    )
+    return shown.stdout.replace("python -m pinyon", "pinyon").rstrip()
 
 
 def with_help(text: str) -> str:

@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+from command_line import pinyon
 from fake_service import says
 from faked_backend import AskedModel, called, faked
 
@@ -150,3 +151,19 @@ def test_ctrl_c_keeps_what_is_answered_and_the_next_run_goes_on(batch, here, cap
     assert 2 not in kept
     assert capsys.readouterr().err.endswith(f"{len(kept)} of 3 answered, 0 failed\n")
     assert batch(*lines) == {1: "aaa", 2: "bbb", 3: "ccc"}
+
+
+def test_a_real_model_answers_a_batch_and_what_was_cut_off_of_it(tmp_path, tiny):
+    pinyon(tmp_path, "add", tiny, "--name", "tiny", check=True)
+    lines = [{"id": f"line {number}", "prompt": "x" * number, "options": {"max_tokens": 9}} for number in range(1, 13)]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    arguments = ["batch", tmp_path / "in.jsonl", tmp_path / "out.jsonl"]
+    first = pinyon(tmp_path, *arguments, check=True)
+    assert (first.stdout, first.stderr) == (b"", b"pinyon: 12 of 12 answered, 0 failed\n")
+    whole = (tmp_path / "out.jsonl").read_bytes()
+    assert sorted(map(json.dumps, written(tmp_path))) == sorted(json.dumps(line["id"]) for line in lines)
+    (tmp_path / "out.jsonl").write_bytes(whole[: len(whole) // 2])
+    kept = (tmp_path / "out.jsonl").read_bytes().rpartition(b"\n")[0]
+    assert pinyon(tmp_path, *arguments, check=True).stderr == first.stderr
+    assert (tmp_path / "out.jsonl").read_bytes().startswith(kept + b"\n")
+    assert len(written(tmp_path)) == 12

@@ -340,6 +340,9 @@ def test_purged_words_have_left_the_file(path):
         told(history, answer="zebrafish")
         purged, _ = told(history, answer="quaggamussel")
         history.flush()
+        for _ in range(20):  # several parts of the index
+            told(history)
+            history.flush()
         assert b"quaggamussel" in path.read_bytes()
         history.purge(purged.id)
     assert b"quaggamussel" not in path.read_bytes()

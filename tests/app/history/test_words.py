@@ -43,6 +43,8 @@ def found_in(request, world, tmp_path_factory):
         ("fox coffee", []),
         ("jum", [0]),
         ("jum ", []),
+        ("j", []),
+        ("x", [5]),
         ("brown fox", [0]),
         ('"fox brown"', []),
         ('"hello world"', [7]),
@@ -96,7 +98,7 @@ def test_a_word_of_a_text_finds_it(text, choice):
     history = History.in_memory()
     name = history.start(title="", model="").id
     number = history.add(name, None, Role.USER, text).id
-    for words_asked in (words[choice % len(words)], " ".join(words), words[choice % len(words)][:1]):
+    for words_asked in (words[choice % len(words)], " ".join(words), words[choice % len(words)][:2]):
         (found,) = history.search(words_asked)
         assert found.message == number
         assert found.matches
