@@ -112,5 +112,5 @@ def test_the_command_with_a_real_model(tmp_path: Path, smollm2: Path) -> None:
         terminal.until("tok/s")
         terminal.press("C-q")
         assert terminal.ended() == 0
-    listed = json.loads(pinyon(tmp_path, "logs", "--json", check=True).stdout)
+    listed = json.loads(pinyon(tmp_path, "logs", "list", "--json", check=True).stdout)
     assert [conversation["title"] for conversation in listed] == ["Say hello."]
