@@ -245,9 +245,9 @@ def test_a_write_ahead_log_is_given_up(kept):
 def test_one_connection_writes(kept):
     with History(kept) as history:
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
-            history._database.reader.execute("DELETE FROM messages")
-        assert history._database.writer.execute("PRAGMA synchronous").fetchone() == (2,)
-        assert history._database.writer.execute("PRAGMA secure_delete").fetchone() == (1,)
+            history._file._database.reader.execute("DELETE FROM messages")
+        assert history._file._database.writer.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert history._file._database.writer.execute("PRAGMA secure_delete").fetchone() == (1,)
 
 
 class Interrupted(sqlite3.Connection):

@@ -130,7 +130,7 @@ def test_a_full_disk_is_told_once_and_everything_is_saved_later(path, troubles):
     with History(path, troubles) as history:
         before, _ = told(history)
         history.flush()
-        writer = history._database.writer
+        writer = history._file._database.writer
         writer.execute("PRAGMA max_page_count = 1")  # SQLite takes the pages that are there
         conversation, messages = told(history, "a question", "words " * 10_000)
         for _ in range(5):
@@ -153,7 +153,7 @@ def test_a_disk_that_stays_full_loses_what_is_new_and_nothing_else(path, trouble
     with History(path, troubles) as history:
         before, messages = told(history)
         history.flush()
-        history._database.writer.execute("PRAGMA max_page_count = 1")
+        history._file._database.writer.execute("PRAGMA max_page_count = 1")
         told(history, "a question", "words " * 10_000)
     assert len(troubles) == 1
     with History(path) as history:
@@ -245,3 +245,25 @@ def test_closing_waits_for_nobody(path, troubles):
         other.rollback()
     other.close()
     assert len(troubles) == 1
+
+
+def test_a_listener_that_fails_ends_no_saving(path):
+    heard = []
+
+    def listen(trouble):
+        heard.append(trouble)
+        raise RuntimeError(trouble)
+
+    with History(path, listen) as history:
+        told(history)
+        history.flush()
+        with sqlite3.connect(path, isolation_level=None) as other:
+            other.execute("BEGIN IMMEDIATE")
+            conversation, _ = told(history)
+            history.flush()
+            other.rollback()
+        other.close()
+        history.flush()
+        assert [each.split()[0] for each in heard] == ["not", "saved"]
+    with History(path) as history:
+        assert conversation in history.conversations()
