@@ -114,7 +114,8 @@ class MessageView(Vertical):
         if reasoning:
             if self.reasoning is None:
                 self.reasoning = ReasoningView("", 0.0, 0, running=True)
-                self.mount(self.reasoning, before=self.body)
+                if self.body.parent is not None:  # else it is composed with the rest
+                    self.mount(self.reasoning, before=self.body)
             self.reasoning.feed(reasoning, reasoning_tokens)
         if text:
             if self.reasoning is not None:

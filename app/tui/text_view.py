@@ -65,7 +65,7 @@ class TextView(Widget):
         self._tail = Tail(0)
         self._tail_length = 0  # characters
         self._width = 0  # 0 until the first layout
-        self._painting = False
+        self._painted_style: Style | None = None
 
     @property
     def text(self) -> str:
@@ -183,19 +183,20 @@ class TextView(Widget):
         return self._parts[index].rows[row] if index < len(self._parts) else self._tail[row]
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        self._painting = True
+        self._painted_style = self.rich_style  # the same for all rows, and slow to find out
         try:
             return super().render_lines(crop)
         finally:
-            self._painting = False
+            self._painted_style = None
 
     def render_line(self, y: int) -> Strip:
-        strip = Strip(self._row(y)).apply_style(self.rich_style)
+        width, style = self.size.width, self._painted_style or self.rich_style
+        row = list(Segment.apply_style(self._row(y), style))
+        strip = Strip(Segment.adjust_line_length(row, width, style), width)
         if (selection := self.text_selection) is not None and (span := selection.get_span(y)) is not None:
             strip = _highlighted(strip, span, self.screen.get_component_rich_style("screen--selection"))
-        strip = strip.adjust_cell_length(self.size.width, self.rich_style)
         # Offsets say which text is under the mouse. Painting does without: they cost more than all the rest.
-        return strip if self._painting else strip.apply_offsets(0, y)
+        return strip if self._painted_style else strip.apply_offsets(0, y)
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
         rows = [row for part in self._parts for row in part.rows] + self._tail.rows()

@@ -109,6 +109,16 @@ async def test_pieces_are_painted_together() -> None:
         assert fed == ["x" * 1000]
 
 
+async def test_what_comes_before_the_view_is_there_is_not_lost() -> None:
+    async with running() as (app, transcript, pilot):
+        transcript.begin(STREAMING)
+        transcript.append("text", "thought")
+        transcript._paint_stream()
+        transcript.finish(Shown(1, Role.ASSISTANT, "text", "thought"))
+        await settle(pilot)
+        assert [row.strip() for row in app.rows[:2]] == ["▸ thought 0 s, 1 token", "text"]
+
+
 async def test_an_end_that_differs_from_what_streamed_is_what_is_shown() -> None:
     async with running() as (app, transcript, pilot):
         transcript.begin(STREAMING)
@@ -255,7 +265,7 @@ async def test_following_stops_when_the_user_scrolls_up_and_news_are_announced()
         await settle(pilot)
         assert app.rows[:20] == before
         assert "new text" in app.rows[-1]
-        await pilot.press("end")
+        await pilot.click(".news")
         await settle(pilot)
         assert transcript.following
         assert "new text" not in app.text
