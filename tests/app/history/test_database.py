@@ -116,11 +116,12 @@ def test_a_journal_without_its_file_is_never_played_into_a_new_one(kept):
 
 def test_a_file_that_another_process_has_begun_meanwhile_is_not_set_aside(kept):
     seen = kept.stat()
-    kept.unlink()
+    kept.rename(kept.with_name("history.db.corrupt-1"))
     with History(kept) as history:
-        told(history)
+        conversation, _ = told(history)
     database._set_aside(kept, seen)
-    assert [each.name for each in kept.parent.iterdir()] == ["history.db"]
+    with History(kept) as history:
+        assert history.conversations() == [conversation]
 
 
 def test_who_begins_second_uses_the_first_ones_file(kept):
@@ -229,6 +230,17 @@ def test_a_migration_that_fails_changes_nothing(kept, monkeypatch):
     monkeypatch.setattr(database, "MIGRATIONS", (*MIGRATIONS, bad))
     with pytest.raises(Exception, match="already exists"):
         database.open_database(kept)
+    assert kept.read_bytes() == before
+
+
+def test_an_older_file_that_may_not_be_written_is_left_alone(kept, monkeypatch):
+    kept.chmod(0o400)
+    before = kept.read_bytes()
+    monkeypatch.setattr(database, "MIGRATIONS", (*MIGRATIONS, ("ALTER TABLE messages ADD COLUMN mood TEXT",)))
+    monkeypatch.setattr(database, "_PROBES", ("SELECT mood FROM messages LIMIT 0",))
+    with History(kept) as history:
+        assert history.conversations() == []
+        assert history.why_not_saved == f"{kept} may not be written and cannot be read (no such column: mood)"
     assert kept.read_bytes() == before
 
 

@@ -1,5 +1,6 @@
 """H2: a disk that fails or is full and a file that another program holds cost nobody an answer, and nothing that was said."""
 
+import contextlib
 import sqlite3
 import threading
 from itertools import count
@@ -162,6 +163,38 @@ def test_a_disk_that_stays_full_loses_what_is_new_and_nothing_else(path, trouble
     assert_sound(path)
 
 
+@contextlib.contextmanager
+def no_file_larger_than(size_bytes):
+    """The system refuses to write past that, in the database and in its journal."""
+    resource = pytest.importorskip("resource")
+    _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_wherever_the_system_refuses_to_write_nothing_is_lost(path, troubles):
+    with History(path, troubles) as history:
+        kept = [told(history)]
+        history.flush()
+        size_bytes = path.stat().st_size
+        for limit_bytes in (0, 512, 600, 4096, 10_000, 30_000, *range(size_bytes - 8192, size_bytes + 40_960, 4096)):
+            with no_file_larger_than(limit_bytes):
+                kept.append(told(history, "more", "words " * 3000))
+                history.flush()
+            history.flush()
+            assert history.why_not_saved == ""
+            assert_sound(path)
+            history.purge(kept.pop()[0].id)
+        kept.append(told(history))
+    assert {trouble.split(" ")[0] for trouble in troubles} == {"not", "saved"}
+    with History(path) as history:
+        assert [history.tree(conversation.id).path() for conversation, _ in kept] == [messages for _, messages in kept]
+    assert_sound(path)
+
+
 @pytest.mark.parametrize("lock", ["EXCLUSIVE", "IMMEDIATE", "SHARED"])
 def test_a_chat_goes_on_while_another_program_holds_the_file(path, troubles, lock):
     with History(path, troubles) as history:
@@ -221,6 +254,20 @@ def test_damage_that_shows_later_costs_no_answer(path, troubles):
         history.flush()
         assert "is damaged" in history.why_not_saved
         assert history.tree(conversation.id).path() == messages
+
+
+def test_what_changes_after_a_write_that_worked_and_ended_in_an_error_is_saved(path, troubles, monkeypatch):
+    with History(path, troubles) as history:
+        purged, _ = told(history)
+        history.flush()
+        with monkeypatch.context() as patched:
+            patched.setattr("pinyon.app.history.rows.rewrite_index", lambda *_, **__: 1 / 0)
+            history.purge(purged.id)
+            conversation, _ = told(history)
+            history.flush()
+        history.rename(conversation.id, "renamed")
+    with History(path) as history:
+        assert [each.title for each in history.conversations()] == ["renamed"]
 
 
 def test_an_error_that_nobody_expects_ends_no_thread(path, troubles, monkeypatch):
