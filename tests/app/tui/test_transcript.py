@@ -311,10 +311,10 @@ async def test_a_resize_storm_while_an_answer_streams_ends_in_the_same_text() ->
         await pilot.pause(0.2)
         await settle(pilot)
         stormed = transcript.query_one(MessageView).body
-        rows = [stormed.render_line(y).text for y in range(len(stormed))]
+        rows = [stormed.render_line(y).text for y in range(stormed.row_count)]
     async with running(Shown(1, Role.ASSISTANT, text)) as (_, transcript, _pilot):
         calm = transcript.query_one(MessageView).body
-        assert rows == [calm.render_line(y).text for y in range(len(calm))]
+        assert rows == [calm.render_line(y).text for y in range(calm.row_count)]
 
 
 async def test_a_theme_sets_markdown_anew() -> None:
