@@ -109,6 +109,17 @@ async def test_pieces_are_painted_together() -> None:
         assert fed == ["x" * 1000]
 
 
+async def test_a_cut_answer_goes_on_in_its_place() -> None:
+    async with running(said(2, "first half,", state=State.CANCELLED), said(4)) as (app, transcript, pilot):
+        transcript.begin(said(2, "first half,", state=State.STREAMING))
+        transcript.append(" second half")
+        await settle(pilot)
+        assert [row.strip() for row in app.rows[:3]] == ["first half, second half", "", "message 4"]
+        transcript.finish(said(2, "first half, second half"))
+        await settle(pilot)
+        assert [row.strip() for row in app.rows[:3]] == ["first half, second half", "", "message 4"]
+
+
 async def test_what_comes_before_the_view_is_there_is_not_lost() -> None:
     async with running() as (app, transcript, pilot):
         transcript.begin(STREAMING)
