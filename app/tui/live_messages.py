@@ -60,12 +60,13 @@ class LiveMessages(SteadyScroll):
             if self.following:
                 self._drop_first()
 
-    def replace_view(self, shown: Shown) -> None:
-        """Show a message that has a view in a new one."""
-        old = self.views[shown.id]
-        self.views[shown.id] = self.new_view(shown)
-        self.mount(self.views[shown.id], after=old)
-        old.remove()
+    def replace(self, shown: Shown, *, with_view: bool = True) -> None:
+        """Put a message in the place of the one with its id, and if it is live a new view in the place of the old one."""
+        self.messages = [shown if message.id == shown.id else message for message in self.messages]
+        if with_view and (old := self.views.get(shown.id)) is not None:
+            self.views[shown.id] = self.new_view(shown)
+            self.mount(self.views[shown.id], after=old)
+            old.remove()
 
     def moved(self) -> None:
         self.call_next(self.look_around)

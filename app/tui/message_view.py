@@ -1,7 +1,6 @@
 """One message: attachments, reasoning, text, and a foot with its figures and what can be done with it."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -131,7 +130,7 @@ class MessageView(Vertical):
             self.body.close()
         if self.reasoning is not None:
             self.reasoning.close(shown.reasoning_s, shown.reasoning_tokens)
-        self.shown = replace(shown, text="", reasoning="")  # kept once, in the views
+        self.shown = shown
         self._foot.show(shown, with_actions=self.selected)
         return True
 
@@ -149,17 +148,14 @@ class _Foot(Static):
     """
 
     def __init__(self, shown: Shown) -> None:
-        super().__init__(_foot(shown, with_actions=False), markup=False)
+        super().__init__(markup=False)
         self._message = shown.id
-        self.display = bool(self._content_length)
-
-    @property
-    def _content_length(self) -> int:
-        return len(str(self.content))
+        self.show(shown, with_actions=False)
 
     def show(self, shown: Shown, *, with_actions: bool) -> None:
-        self.update(_foot(shown, with_actions=with_actions))
-        self.display = bool(self._content_length)
+        content = _foot(shown, with_actions=with_actions)
+        self.update(content)
+        self.display = bool(content.plain)
 
     def action_act(self, action: str) -> None:
         self.post_message(MessageView.Clicked(self._message, MessageAction(action)))

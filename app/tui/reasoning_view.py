@@ -29,8 +29,11 @@ class ReasoningView(Vertical):
             border-left: solid $panel;
             padding-left: 1;
         }
-        &.-expanded > TextView {
-            display: block;
+        &.-expanded {
+            margin-bottom: 1;
+            & > TextView {
+                display: block;
+            }
         }
     }
     """
@@ -51,7 +54,7 @@ class ReasoningView(Vertical):
         self._started = clock() - seconds
         self._seconds = seconds
         self._tokens = tokens
-        self._running = running
+        self._thinking = running
         self._timer: Timer | None = None
         self._line = Static(self._summary(), markup=False)
         self.thoughts = TextView(PlainCutter())
@@ -64,7 +67,7 @@ class ReasoningView(Vertical):
         yield self.thoughts
 
     def on_mount(self) -> None:
-        if self._running:
+        if self._thinking:
             self._timer = self.set_interval(1, self._refresh_summary)
 
     def feed(self, reasoning: str, tokens: int) -> None:
@@ -74,9 +77,9 @@ class ReasoningView(Vertical):
 
     def close(self, seconds: float = 0.0, tokens: int = 0) -> None:
         """The model has stopped thinking; zeros leave what was counted here. Closing again only corrects the figures."""
-        if self._running:
+        if self._thinking:
             self._seconds = self._clock() - self._started
-            self._running = False
+            self._thinking = False
             self.thoughts.close()
         self._seconds, self._tokens = seconds or self._seconds, tokens or self._tokens
         if self._timer is not None:
@@ -96,9 +99,9 @@ class ReasoningView(Vertical):
             self._line.update(summary, layout=False)
 
     def _summary(self) -> Content:
-        seconds = self._clock() - self._started if self._running else self._seconds
+        seconds = self._clock() - self._started if self._thinking else self._seconds
         figures = [f"{seconds:.0f} s"] if seconds else []
         if self._tokens:
             figures.append("1 token" if self._tokens == 1 else f"{self._tokens:,} tokens")
-        words = f"{'thinking' if self._running else 'thought'} {', '.join(figures)}"
+        words = f"{'thinking' if self._thinking else 'thought'} {', '.join(figures)}"
         return Content(f"{'▾' if self.expanded else '▸'} {words.rstrip()}")

@@ -72,14 +72,14 @@ class TextView(Widget):
         """What was fed, less control codes."""
         return "".join(part.block.text for part in self._parts) + self._cutter.open
 
-    def __len__(self) -> int:
-        """Rows."""
+    @property
+    def row_count(self) -> int:
         return self._starts[-1] + len(self._tail)
 
     def feed(self, text: str) -> None:
         """Add text at the end."""
         text = safe_text(text)
-        before = len(self)
+        before = self.row_count
         for block in self._cutter.feed(text):
             cut = len(block.text) - self._tail_length
             self._grow_tail(text[:cut])
@@ -90,7 +90,7 @@ class TextView(Widget):
 
     def close(self) -> None:
         """End the text: what was open becomes a block like the others."""
-        before = len(self)
+        before = self.row_count
         for block in self._cutter.close():
             self._close_tail(block)
         self._show(before)
@@ -110,7 +110,7 @@ class TextView(Widget):
 
     def _show(self, before: int) -> None:
         """Show what changed at the end of what had `before` rows."""
-        if len(self) != before:
+        if self.row_count != before:
             self.refresh(layout=True)
         else:
             self.refresh(Region(0, max(0, before - 1), self.size.width, 1))
@@ -131,13 +131,13 @@ class TextView(Widget):
         """Show parts as they were set for a width, if it is still the view's."""
         if width != self._width:
             return
-        before = len(self)
+        before = self.row_count
         for part, its_rows in rows.items():
             gap = part is not self._parts[0] and not part.block.continues and its_rows
             part.rows = [[], *its_rows] if gap else its_rows
             part.width = width
         self._measure()
-        self.refresh(layout=len(self) != before)
+        self.refresh(layout=self.row_count != before)
 
     def _measure(self) -> None:
         self._starts = [0, *accumulate(len(part.rows) for part in self._parts)]
@@ -146,7 +146,7 @@ class TextView(Widget):
         del container, viewport
         if width != self._width:
             self._take_width(width)
-        return len(self)
+        return self.row_count
 
     def unset(self) -> None:
         """Let every block be set again. They show what they have until then."""
@@ -176,7 +176,7 @@ class TextView(Widget):
         return self._starts[index] + round(place.depth * rows)
 
     def _row(self, y: int) -> Row:
-        if y >= len(self):
+        if y >= self.row_count:
             return []
         index = bisect_right(self._starts, y) - 1
         row = y - self._starts[index]

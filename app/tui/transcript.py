@@ -116,9 +116,12 @@ class Transcript(LiveMessages):
         self._tell_news()
 
     def begin(self, shown: Shown) -> None:
-        """Add an answer that will stream."""
+        """Add an answer that will stream, or let one that is there already go on."""
         self._stream = Streaming(shown)
-        self.add_last(shown)
+        if any(message.id == shown.id for message in self.messages):
+            self.replace(shown)
+        else:
+            self.add_last(shown)
         self._tell_news()
 
     def append(self, text: str, reasoning: str = "", *, reasoning_tokens: int = 1) -> None:
@@ -136,10 +139,8 @@ class Transcript(LiveMessages):
         if self._stream is not None and self._stream.shown.id == shown.id:
             self._paint_stream()
             self._stream = None
-        self.messages = [shown if message.id == shown.id else message for message in self.messages]
         view = self.views.get(shown.id)
-        if view is not None and not view.finish(shown):
-            self.replace_view(shown)
+        self.replace(shown, with_view=view is not None and not view.finish(shown))
         self._typesetter.wake()
 
     def copied_text(self, message: int) -> str:

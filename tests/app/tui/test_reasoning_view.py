@@ -47,6 +47,16 @@ async def test_it_counts_while_the_model_thinks_and_opens_meanwhile() -> None:
         assert app.rows[0] == "▾ thought 14 s, 350 tokens"
 
 
+async def test_what_was_thought_before_is_not_counted_on() -> None:
+    now = [100.0]
+    app = Screen(ReasoningView("a thought", 12.2, 340, running=False, clock=lambda: now[0]))
+    async with app.run_test(size=(60, 20)) as pilot:
+        now[0] = 200.0
+        await pilot.click(app.view)
+        await pilot.pause()
+        assert app.rows == ["▾ thought 12 s, 340 tokens", "│ a thought"]
+
+
 async def test_without_figures_it_tells_none() -> None:
     app = Screen(ReasoningView("a thought", 0.0, 0, running=False))
     async with app.run_test(size=(60, 20)) as pilot:

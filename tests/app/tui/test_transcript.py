@@ -109,6 +109,17 @@ async def test_pieces_are_painted_together() -> None:
         assert fed == ["x" * 1000]
 
 
+async def test_a_cut_answer_goes_on_in_its_place() -> None:
+    async with running(said(2, "first half,", state=State.CANCELLED), said(4)) as (app, transcript, pilot):
+        transcript.begin(said(2, "first half,", state=State.STREAMING))
+        transcript.append(" second half")
+        await settle(pilot)
+        assert [row.strip() for row in app.rows[:3]] == ["first half, second half", "", "message 4"]
+        transcript.finish(said(2, "first half, second half"))
+        await settle(pilot)
+        assert [row.strip() for row in app.rows[:3]] == ["first half, second half", "", "message 4"]
+
+
 async def test_what_comes_before_the_view_is_there_is_not_lost() -> None:
     async with running() as (app, transcript, pilot):
         transcript.begin(STREAMING)
@@ -311,10 +322,10 @@ async def test_a_resize_storm_while_an_answer_streams_ends_in_the_same_text() ->
         await pilot.pause(0.2)
         await settle(pilot)
         stormed = transcript.query_one(MessageView).body
-        rows = [stormed.render_line(y).text for y in range(len(stormed))]
+        rows = [stormed.render_line(y).text for y in range(stormed.row_count)]
     async with running(Shown(1, Role.ASSISTANT, text)) as (_, transcript, _pilot):
         calm = transcript.query_one(MessageView).body
-        assert rows == [calm.render_line(y).text for y in range(len(calm))]
+        assert rows == [calm.render_line(y).text for y in range(calm.row_count)]
 
 
 async def test_a_theme_sets_markdown_anew() -> None:
