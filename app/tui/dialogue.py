@@ -5,6 +5,7 @@ One answer is written at a time; what is said meanwhile waits its turn. An answe
 
 import asyncio
 import contextlib
+import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from pinyon.models.errors import ModelError, ModelNotFoundError
 if TYPE_CHECKING:
     from pinyon.app.service import Model
 
-EXPECTED: Final = (AppError, EngineError, ModelError, OSError)
+EXPECTED: Final = (AppError, EngineError, ModelError, OSError, sqlite3.Error)
 """What can go wrong without a fault in the chat: it is told, and the chat goes on."""
 
 
@@ -83,6 +84,9 @@ class Dialogue:
     `shows_answer` says that the answer being written is on the open branch.
     """
 
+    # `_asked` is the model and the id of the request that is answered, `_answer` the message that it becomes; `_tip` is the
+    # last message that the audience has been told of.
+
     def __init__(
         self,
         history: History,
@@ -106,9 +110,10 @@ class Dialogue:
         self._jobs: deque[_Job] = deque()
         self._working: asyncio.Task[None] | None = None
         self._answer: int | None = None
-        self._asked: Choices | None = None
+        self._asked: tuple[Model, str] | None = None
         self._writes_in: str | None = None
         self._is_stopping = False
+        self._tip: int | None = None
         self._deleted: list[tuple[str, int | None]] = []
 
     @property
@@ -123,11 +128,6 @@ class Dialogue:
     @property
     def is_busy(self) -> bool:
         return self._working is not None and not self._working.done()
-
-    @property
-    def answer(self) -> int | None:
-        """The message that is being written."""
-        return self._answer
 
     @property
     def waiting(self) -> list[str]:
@@ -193,8 +193,10 @@ class Dialogue:
         if self.conversation is not None and self.conversation.id == conversation:
             await self.open(None)
         self._audience.changed()
-        with contextlib.suppress(*EXPECTED):
+        try:
             await self._backend.forget(conversation)
+        except EXPECTED as error:
+            self._audience.told(f"not all that is cached of it could be forgotten: {error}", is_error=True)
 
     async def undo(self) -> bool:
         """Take the last deletion back; False where there is none."""
@@ -219,9 +221,10 @@ class Dialogue:
 
     async def stop(self) -> None:
         """Stop the answer, or the loading before it. What is written stays; what waits has its turn."""
-        if self._asked is not None and self._model is not None:
+        if self._asked is not None:
             self._is_stopping = True
-            await self._model.cancel(self._asked.id)
+            model, request = self._asked
+            await model.cancel(request)
         elif self._working is not None:
             self._working.cancel()
 
@@ -233,7 +236,7 @@ class Dialogue:
     async def close(self) -> None:
         """Stop everything. What was written is kept, so is what waits to be said, and nothing of it is told any more."""
         waiting, self._jobs = self._jobs, deque()
-        self.shows_answer, self.conversation = False, None
+        self.shows_answer, self.conversation, self._tip = False, None, None
         if self._working is not None:
             self._working.cancel()
             await asyncio.wait((self._working,))
@@ -351,13 +354,13 @@ class Dialogue:
         conversation = self.history.conversation(job.conversation)
         self._writes_in = job.conversation
         choices = msgspec.structs.replace(self.choices, id=new_id())
-        self._asked, self._is_stopping = choices, False
+        self._asked, self._is_stopping = (model, choices.id), False
         try:
             async with contextlib.aclosing(
                 conversing.answer(self.history, model, conversation, parent, choices, job.begun)
             ) as updates:
                 async for update in updates:
-                    await self._take(update, job, model)
+                    await self._take(update, parent)
         except ServerError as error:
             self._model = None
             await self._tell(error)
@@ -373,8 +376,11 @@ class Dialogue:
         if message is None:
             assert job.parent is not None, "an answer has a message before it"
             return job.parent
-        if self._is_open(job.conversation):
-            await (self._audience.said(message) if job.follows else self._reopened())
+        if job.follows and self._is_open(job.conversation) and self._tip == message.parent:
+            self._tip = message.id
+            await self._audience.said(message)
+        elif self._is_open(job.conversation):
+            await self._reopened()
         self._audience.changed()
         return message.id
 
@@ -385,25 +391,23 @@ class Dialogue:
         parent = self._last(job.conversation) if job.follows else job.parent
         return self.history.add(job.conversation, parent, Role.USER, job.draft.text, attached=job.draft.attached)
 
-    async def _take(self, update: conversing.Update, job: _Job, model: "Model") -> None:
+    async def _take(self, update: conversing.Update, parent: int) -> None:
         event = update.event
         if self._answer is None:
-            await self._begin(update.message, job)
-        if self._is_stopping and isinstance(event, Progress) and self._asked is not None:
-            await model.cancel(self._asked.id)  # the first cancel may have come before the engine knew the request
+            await self._begin(update.message, parent)
+        if self._is_stopping and isinstance(event, Progress):
+            await self.stop()  # the first time may have been before the engine knew the request
         self._audience.heard(event)
         if isinstance(event, Failed) and event.kind is FailureKind.ENGINE_CRASH:
             self._model = None
 
-    async def _begin(self, answer: int, job: _Job) -> None:
+    async def _begin(self, answer: int, parent: int) -> None:
         self._answer = answer
-        if not self._is_open(job.conversation):
-            return
-        if job.draft is None:
-            await self._reopened()
-        else:
-            self.shows_answer = True
+        if self._tip == parent:
+            self._tip, self.shows_answer = answer, True
             self._audience.began(self.path[-1])
+        elif self._writes_in is not None and self._is_open(self._writes_in):
+            await self._reopened()
 
     def _end(self) -> None:
         answer, self._answer = self._answer, None
@@ -416,7 +420,9 @@ class Dialogue:
         await self._reopened()
 
     async def _reopened(self) -> None:
-        self.shows_answer = self._answer is not None and any(message.id == self._answer for message in self.path)
+        path = self.path
+        self._tip = path[-1].id if path else None
+        self.shows_answer = self._answer is not None and any(message.id == self._answer for message in path)
         await self._audience.opened()
 
     def _is_open(self, conversation: str) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 from pinyon.app.conversing import Choices, EditCost, as_chat
 from pinyon.app.history.records import Message, Role
 from pinyon.app.tui import amounts
+from pinyon.app.tui.dialogue import Dialogue
 from pinyon.app.tui.figures import Figures, cached
 
 if TYPE_CHECKING:
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 def last_answered(path: Sequence[Message]) -> Message | None:
     """Return the last answer on a path that the engine told figures about."""
     return next((message for message in reversed(path) if message.answered is not None), None)
+
+
+def figures_of(message: Message) -> Figures | None:
+    """Return the figures of an answer; None where it has none."""
+    answered = message.answered
+    return None if answered is None else Figures.of(answered.usage, answered.timings, answered.cache)
 
 
 def cache_report(path: Sequence[Message]) -> str:
@@ -104,3 +111,25 @@ def _asked(path: Sequence[Message]) -> Sequence[Message]:
 
 def _sampling(choices: Choices) -> dict[str, object]:
     return {name: value for name, value in msgspec.structs.asdict(choices.sampling).items() if value is not None}
+
+
+def title(dialogue: Dialogue) -> str:
+    """Return the line above the messages: the conversation, its model, and what is not kept."""
+    conversation, model = dialogue.conversation, dialogue.model
+    parts = (
+        "new conversation" if conversation is None else conversation.title,
+        "no model" if model is None else model.name,
+        "private" if dialogue.choices.private else "",
+        dialogue.history.why_not_saved,
+    )
+    return " · ".join(filter(None, parts))
+
+
+def status(dialogue: Dialogue) -> list[str]:
+    """Return the lines above the prompt: what loads and what waits."""
+    loading = f"loading {dialogue.wanted or 'the model'}: {dialogue.loaded or 0:.0%}"
+    waiting = dialogue.waiting
+    return [
+        *((loading,) if dialogue.loaded is not None else ()),
+        *((f"waiting ({len(waiting)}): {waiting[0]}",) if waiting else ()),
+    ]

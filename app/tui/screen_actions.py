@@ -86,8 +86,8 @@ class ScreenActions(Actions):
             self._dialogue.load,
             current=None if current is None else current.name,
         )
-        await self._screen.app.push_screen_wait(picker)
-        self._dialogue.resume()
+        if await self._screen.app.push_screen_wait(picker) is not None:
+            self._dialogue.resume()
 
     async def messages(self, _argument: str) -> None:
         self._screen.transcript.focus()

@@ -457,3 +457,31 @@ async def test_keys_among_the_messages_act_on_the_chosen_one_and_escape_still_st
         chat.model.unpaused.set()
         await chat.settled()
         assert chat.dialogue.path[-1].state is State.CANCELLED
+
+
+async def test_without_a_model_the_picker_opens_once(tmp_path):
+    from pinyon.app.tui.model_picker import ModelPicker
+    from pinyon.models.errors import ModelNotFoundError
+
+    chat = FakeChat(tmp_path, says("Aye."))
+    chat.backend._load_errors = [ModelNotFoundError("no model is here yet")] * 9
+    async with running(chat):
+        await chat.until(lambda: isinstance(chat.app.screen, ModelPicker))
+        await chat.pilot.press("escape")
+        await chat.until(lambda: chat.app.screen is chat.screen)
+        await chat.pilot.pause(0.2)
+        assert chat.app.screen is chat.screen
+        chat.backend._load_errors.clear()
+        await chat.says("one")
+        assert chat.texts == ["one", "Aye."]
+
+
+async def test_a_branch_that_is_shown_anew_does_not_take_an_edit_away(chat):
+    await chat.says("one")
+    await chat.types("/edit")
+    await chat.until(lambda: chat.screen.is_editing)
+    chat.screen.prompt.put("uno")
+    await chat.screen.opened()
+    assert chat.screen.prompt.text == "uno"
+    await chat.dialogue.open(None)
+    assert (chat.screen.is_editing, chat.screen.prompt.text) == (False, "")
