@@ -138,15 +138,15 @@ def _checked(path: Path, database: sqlite3.Connection, is_writable: bool) -> Dat
     _look_for_damage(path, database)
     if (version := _number(database, "user_version")) > len(MIGRATIONS):
         database.execute("PRAGMA query_only = ON")
-        return _newer(database, f"{printable(path)} was written by a newer Pinyon (schema {version})")
+        return _only_read(database, f"{printable(path)} was written by a newer Pinyon (schema {version})")
     if not is_writable:
-        _probe(path, database)
-        return Database(database, None, f"{printable(path)} may not be written")
+        return _only_read(database, f"{printable(path)} may not be written")
     database.execute("PRAGMA journal_mode = DELETE")
     database.execute("PRAGMA synchronous = FULL")
     database.execute("PRAGMA secure_delete = ON")
     _migrate(database)
-    _probe(path, database)
+    if missing := _missing(database):
+        raise HistoryDamagedError(f"{printable(path)} has other tables than a history ({missing})")
     reader = connect(path, "rw", _READER_WAITS_S)
     # Not "ro": what another process left half written when it was killed is undone by who reads next.
     reader.execute("PRAGMA query_only = ON")
@@ -161,6 +161,7 @@ def _look_for_damage(path: Path, database: sqlite3.Connection) -> None:
     enough.start()
     try:
         found = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+        has_ended = enough.is_alive()
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
             raise
@@ -168,28 +169,27 @@ def _look_for_damage(path: Path, database: sqlite3.Connection) -> None:
     finally:
         enough.cancel()
         enough.join()
-    if found != "ok":
+    if has_ended and found != "ok":
         raise HistoryDamagedError(f"{printable(path)} is damaged ({found.splitlines()[-1]})")
 
 
-def _newer(database: sqlite3.Connection, why: str) -> Database:
-    try:
-        for statement in _PROBES:
-            database.execute(statement)
-    except sqlite3.OperationalError as error:
+def _only_read(database: sqlite3.Connection, why: str) -> Database:
+    if missing := _missing(database):
         database.close()
-        return empty_database(f"{why} and cannot be read by this one ({error})")
+        return empty_database(f"{why} and cannot be read ({missing})")
     return Database(database, None, why)
 
 
-def _probe(path: Path, database: sqlite3.Connection) -> None:
+def _missing(database: sqlite3.Connection) -> str:
+    """Return what of the tables that are read is not there; empty where all is."""
     try:
         for statement in _PROBES:
             database.execute(statement)
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
             raise
-        raise HistoryDamagedError(f"{printable(path)} has other tables than a history ({error})") from error
+        return str(error)
+    return ""
 
 
 def _migrate(database: sqlite3.Connection) -> None:

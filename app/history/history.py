@@ -4,24 +4,22 @@ What this process works on is held in memory and written behind by a `Saver`, so
 or a file that another program holds costs nobody an answer. Reads put what is held over what the file says.
 """
 
-import contextlib
 import dataclasses
 import math
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
-import msgspec
 from msgspec.structs import replace
 
 from pinyon.app.ask import new_id as new_conversation_id
 from pinyon.app.history import rows
-from pinyon.app.history.database import empty_database, explained, memory_database, open_database
+from pinyon.app.history.database import memory_database
 from pinyon.app.history.errors import HistoryFileError, HistoryLockedError, NoConversationError, NoMessageError
+from pinyon.app.history.file import HistoryFile
 from pinyon.app.history.held import Held, Stream
 from pinyon.app.history.ids import new_id
 from pinyon.app.history.records import Answered, Attached, Conversation, Found, Message, Role, State
@@ -32,7 +30,6 @@ from pinyon.models.disk import printable
 
 _HELD: Final = 8
 """How many conversations stay in memory that are on disk."""
-_Read = TypeVar("_Read")
 
 
 class History:
@@ -49,8 +46,6 @@ class History:
         on_trouble: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._path = path
-        self._on_trouble = on_trouble
         self._clock = clock
         self._lock = threading.RLock()
         self._held: dict[str, Held] = {}
@@ -58,16 +53,12 @@ class History:
         self._writing: dict[int, Held] = {}
         self._purged: set[str] = set()
         self._listed: list[Conversation] = []
+        self._file = HistoryFile(path, on_trouble)
         self._saver = Saver(self._save, on_trouble)
-        self._is_tidy = False
-        self._is_rewriting = False
-        self._database = empty_database()
-        self._is_open = path is None
-        if path is not None and path.exists():
-            try:
-                self._open()
-            except HistoryFileError as error:
-                self._saver.fail(str(error))
+        try:
+            self._file.open_if_there()
+        except HistoryFileError as error:
+            self._saver.fail(str(error))
 
     @classmethod
     def in_memory(cls) -> Self:
@@ -85,7 +76,7 @@ class History:
     @property
     def why_not_saved(self) -> str:
         """Why what was written is not on disk; empty while it is, or is about to be, or is not to be."""
-        return self._database.why_read_only or self._saver.why_not_saved
+        return self._file.why_read_only or self._saver.why_not_saved
 
     # -- writing
 
@@ -208,11 +199,13 @@ class History:
         """
         before = math.inf if before is None else before
         with self._lock:
-            unsaved = {held.record.id: held.now() for held in self._held.values() if not held.is_saved}
-            asked = limit + len(unsaved) + len(self._purged)
-            with contextlib.suppress(HistoryLockedError):
-                self._listed = self._read(lambda database: rows.conversations(database, asked, before))
-            all_ = ({each.id: each for each in self._listed} | unsaved).values()
+            asked = limit + len(self._held) + len(self._purged)
+            try:
+                self._listed = self._file.read(lambda database: rows.conversations(database, asked, before))
+                newer = [held.now() for held in self._held.values() if not held.is_saved]
+            except HistoryLockedError:
+                newer = [held.now() for held in self._held.values()]
+            all_ = {each.id: each for each in (*self._listed, *newer)}.values()
             shown = [
                 each
                 for each in all_
@@ -239,7 +232,7 @@ class History:
     def answers(self, model: str, limit: int = 20) -> list[Answered]:
         """Return how this model's last answers were made, the newest first. Raises HistoryFileError."""
         with self._lock:
-            found = self._read(lambda database: rows.answers(database, model, limit))
+            found = self._file.read(lambda database: rows.answers(database, model, limit))
             for message in (message for held in self._held.values() for message in held.messages.values()):
                 if message.answered is not None and message.answered.model == model:
                     found[message.id] = message.answered
@@ -267,7 +260,7 @@ class History:
             restored = {each.id for each in deleted if each.deleted_at is None}
             unsaved = [each.unsaved_part() for each in self._held.values() if each.unsaved]
             numbers = [message.id for change in unsaved for message in change.messages]
-            found = self._read(lambda database: rows.search(database, wanted, numbers, hidden, restored))
+            found = self._file.read(lambda database: rows.search(database, wanted, numbers, hidden, restored))
             found += _found_in_memory(wanted, unsaved)
             found = [self._as_held(each) for each in found]
         return sorted(found, key=lambda each: each.message, reverse=True)[:limit]
@@ -287,55 +280,27 @@ class History:
         for message in [*self._writing]:
             self.finish(message, State.INTERRUPTED, None)
         self._saver.close()
-        self._database.close()
+        self._file.close()
 
     def _want(self) -> None:
-        if self._path is not None and not self._database.why_read_only:
+        if self._file.can_be_written:
             self._saver.want()
 
-    def _open(self) -> None:
-        if self._is_open or self._path is None:
-            return
-        try:
-            database = open_database(self._path)
-        except sqlite3.Error as error:
-            raise explained(error, self._path) from error
-        except OSError as error:
-            raise HistoryFileError(f"{printable(self._path)} cannot be opened: {error.strerror}") from error
-        with self._lock:
-            self._database.close()
-            self._database, self._is_open = database, True
-        for told in (database.notice, database.why_read_only and f"not saved: {database.why_read_only}"):
-            if told:
-                self._on_trouble(told)
-
     def _save(self) -> None:
-        self._open()
-        if (writer := self._database.writer) is None:
-            return
         with self._lock:
-            changes = [(held, held.unsaved_part()) for held in self._caught_up() if not held.is_saved]
+            for held in self._held.values():
+                held.catch_up()
+            changes = [(held, held.unsaved_part()) for held in self._held.values() if not held.is_saved]
             purged = {*self._purged}
-        try:
-            if not self._is_tidy:
-                rows.tidy(writer, self._clock())
-                self._is_tidy = True
-            rows.write(writer, (change for _, change in changes), purged)
-            if purged or self._is_rewriting:
-                self._is_rewriting = rows.rewrite_index(writer, is_first=bool(purged))
-        except sqlite3.Error as error:
-            raise explained(error, self._path) from error
+        has_more = self._file.write((change for _, change in changes), purged, self._clock())
+        if not self._file.can_be_written:
+            return
         with self._lock:
             self._purged -= purged
             for held, change in changes:
                 held.saved(change)
-        if self._is_rewriting:
+        if has_more:
             self._saver.want()
-
-    def _caught_up(self) -> Iterable[Held]:
-        for held in self._held.values():
-            held.catch_up()
-        return self._held.values()
 
     # -- in memory
 
@@ -356,11 +321,11 @@ class History:
         return held
 
     def _loaded(self, name: str, held: Held | None) -> Held | None:
-        record = self._read(lambda database: rows.conversation(database, name))
+        record = self._file.read(lambda database: rows.conversation(database, name))
         if record is None:  # another process may have removed it
             return held if held is not None and held.is_new else None
         held = Held(record) if held is None else held
-        held.reload(record, self._read(lambda database: rows.messages(database, name)))
+        held.reload(record, self._file.read(lambda database: rows.messages(database, name)))
         return held
 
     def _hold(self, held: Held) -> None:
@@ -374,7 +339,7 @@ class History:
         for held in self._held.values():
             if message in held.messages:
                 return held
-        conversation = self._read(lambda database: rows.conversation_of(database, message))
+        conversation = self._file.read(lambda database: rows.conversation_of(database, message))
         if conversation is None:
             raise NoMessageError(f"there is no message {message}")
         return self._find(conversation, also_deleted=True)
@@ -385,14 +350,6 @@ class History:
 
     def _touched(self, held: Held, now: float) -> None:
         held.change("updated_at", max(now, held.record.updated_at))
-
-    def _read(self, read: Callable[[sqlite3.Connection], _Read]) -> _Read:
-        try:
-            return read(self._database.reader)
-        except sqlite3.Error as error:
-            raise explained(error, self._path) from error
-        except (ValueError, msgspec.MsgspecError) as error:
-            raise HistoryFileError(f"the history holds what this version of Pinyon cannot read: {error}") from error
 
 
 def _storable(text: str) -> str:

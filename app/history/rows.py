@@ -164,7 +164,7 @@ def _put(database: sqlite3.Connection, change: Change) -> None:
     record = msgspec.structs.asdict(change.record)
     if change.is_new:
         database.execute(_START, record)
-    elif change.columns:
+    if change.columns:  # also of a new one, which may be there already if an earlier try ended in an error
         assignments = ", ".join(f"{column} = :{column}" for column in sorted(change.columns))
         database.execute(f"UPDATE conversations SET {assignments} WHERE id = :id", record)
     database.executemany(_PUT, map(_columns, change.messages))

@@ -1,5 +1,6 @@
 """A thread that saves: soon after something changed, in one piece with what follows at once, and again where that failed."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -81,11 +82,15 @@ class Saver:
         """Saving cannot work, and is to be tried again."""
         was_fine, self.why_not_saved = not self.why_not_saved, why
         if was_fine:
-            self._on_trouble(f"not saved: {why}")
+            self._tell(f"not saved: {why}")
         if not self._is_closing:
             self.want()
 
     def _worked(self) -> None:
         was_fine, self.why_not_saved = not self.why_not_saved, ""
         if not was_fine:
-            self._on_trouble("saved again")
+            self._tell("saved again")
+
+    def _tell(self, trouble: str) -> None:
+        with contextlib.suppress(Exception):  # a listener's fault must not end the saving
+            self._on_trouble(trouble)

@@ -1,6 +1,6 @@
 """A process that writes a history until it is killed: `python history_writer.py FILE`. It says on stdout what it knows to be saved.
 
-Each line is a JSON object: {id of a message: its text so far, null where it was removed}.
+Each line is a JSON object: {id of a message: its text so far}; null is one that may be gone from now on, false one that is gone.
 """
 
 import json
@@ -21,9 +21,13 @@ def give_up(trouble: str) -> None:
 history = History(Path(sys.argv[1]), give_up)
 
 
-def acknowledge(texts: dict[int, str | None]) -> None:
-    history.flush()
+def say(texts: dict[int, str | bool | None]) -> None:
     print(json.dumps(texts), flush=True)
+
+
+def acknowledge(texts: dict[int, str | bool | None]) -> None:
+    history.flush()
+    say(texts)
 
 
 for turn in count():
@@ -39,5 +43,6 @@ for turn in count():
     history.finish(answer, State.COMPLETE, None)
     acknowledge({answer: text})
     if turn % 7 == 6:
+        say({asked: None, answer: None})
         history.purge(conversation)
-        acknowledge({asked: None, answer: None})
+        acknowledge({asked: False, answer: False})

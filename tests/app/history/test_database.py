@@ -116,11 +116,12 @@ def test_a_journal_without_its_file_is_never_played_into_a_new_one(kept):
 
 def test_a_file_that_another_process_has_begun_meanwhile_is_not_set_aside(kept):
     seen = kept.stat()
-    kept.unlink()
+    kept.rename(kept.with_name("history.db.corrupt-1"))
     with History(kept) as history:
-        told(history)
+        conversation, _ = told(history)
     database._set_aside(kept, seen)
-    assert [each.name for each in kept.parent.iterdir()] == ["history.db"]
+    with History(kept) as history:
+        assert history.conversations() == [conversation]
 
 
 def test_who_begins_second_uses_the_first_ones_file(kept):
@@ -232,6 +233,17 @@ def test_a_migration_that_fails_changes_nothing(kept, monkeypatch):
     assert kept.read_bytes() == before
 
 
+def test_an_older_file_that_may_not_be_written_is_left_alone(kept, monkeypatch):
+    kept.chmod(0o400)
+    before = kept.read_bytes()
+    monkeypatch.setattr(database, "MIGRATIONS", (*MIGRATIONS, ("ALTER TABLE messages ADD COLUMN mood TEXT",)))
+    monkeypatch.setattr(database, "_PROBES", ("SELECT mood FROM messages LIMIT 0",))
+    with History(kept) as history:
+        assert history.conversations() == []
+        assert history.why_not_saved == f"{kept} may not be written and cannot be read (no such column: mood)"
+    assert kept.read_bytes() == before
+
+
 def test_a_write_ahead_log_is_given_up(kept):
     """H3: with more than one process that writes, SQLite before 3.51.3 can damage such a file."""
     change(kept, "PRAGMA journal_mode = WAL")
@@ -245,9 +257,9 @@ def test_a_write_ahead_log_is_given_up(kept):
 def test_one_connection_writes(kept):
     with History(kept) as history:
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
-            history._database.reader.execute("DELETE FROM messages")
-        assert history._database.writer.execute("PRAGMA synchronous").fetchone() == (2,)
-        assert history._database.writer.execute("PRAGMA secure_delete").fetchone() == (1,)
+            history._file._database.reader.execute("DELETE FROM messages")
+        assert history._file._database.writer.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert history._file._database.writer.execute("PRAGMA secure_delete").fetchone() == (1,)
 
 
 class Interrupted(sqlite3.Connection):

@@ -1,5 +1,6 @@
 """H2: a disk that fails or is full and a file that another program holds cost nobody an answer, and nothing that was said."""
 
+import contextlib
 import sqlite3
 import threading
 from itertools import count
@@ -130,7 +131,7 @@ def test_a_full_disk_is_told_once_and_everything_is_saved_later(path, troubles):
     with History(path, troubles) as history:
         before, _ = told(history)
         history.flush()
-        writer = history._database.writer
+        writer = history._file._database.writer
         writer.execute("PRAGMA max_page_count = 1")  # SQLite takes the pages that are there
         conversation, messages = told(history, "a question", "words " * 10_000)
         for _ in range(5):
@@ -153,12 +154,44 @@ def test_a_disk_that_stays_full_loses_what_is_new_and_nothing_else(path, trouble
     with History(path, troubles) as history:
         before, messages = told(history)
         history.flush()
-        history._database.writer.execute("PRAGMA max_page_count = 1")
+        history._file._database.writer.execute("PRAGMA max_page_count = 1")
         told(history, "a question", "words " * 10_000)
     assert len(troubles) == 1
     with History(path) as history:
         assert [each.id for each in history.conversations()] == [before.id]
         assert history.tree(before.id).path() == messages
+    assert_sound(path)
+
+
+@contextlib.contextmanager
+def no_file_larger_than(size_bytes):
+    """The system refuses to write past that, in the database and in its journal."""
+    resource = pytest.importorskip("resource")
+    _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_wherever_the_system_refuses_to_write_nothing_is_lost(path, troubles):
+    with History(path, troubles) as history:
+        kept = [told(history)]
+        history.flush()
+        size_bytes = path.stat().st_size
+        for limit_bytes in (0, 512, 600, 4096, 10_000, 30_000, *range(size_bytes - 8192, size_bytes + 40_960, 4096)):
+            with no_file_larger_than(limit_bytes):
+                kept.append(told(history, "more", "words " * 3000))
+                history.flush()
+            history.flush()
+            assert history.why_not_saved == ""
+            assert_sound(path)
+            history.purge(kept.pop()[0].id)
+        kept.append(told(history))
+    assert {trouble.split(" ")[0] for trouble in troubles} == {"not", "saved"}
+    with History(path) as history:
+        assert [history.tree(conversation.id).path() for conversation, _ in kept] == [messages for _, messages in kept]
     assert_sound(path)
 
 
@@ -223,6 +256,20 @@ def test_damage_that_shows_later_costs_no_answer(path, troubles):
         assert history.tree(conversation.id).path() == messages
 
 
+def test_what_changes_after_a_write_that_worked_and_ended_in_an_error_is_saved(path, troubles, monkeypatch):
+    with History(path, troubles) as history:
+        purged, _ = told(history)
+        history.flush()
+        with monkeypatch.context() as patched:
+            patched.setattr("pinyon.app.history.rows.rewrite_index", lambda *_, **__: 1 / 0)
+            history.purge(purged.id)
+            conversation, _ = told(history)
+            history.flush()
+        history.rename(conversation.id, "renamed")
+    with History(path) as history:
+        assert [each.title for each in history.conversations()] == ["renamed"]
+
+
 def test_an_error_that_nobody_expects_ends_no_thread(path, troubles, monkeypatch):
     with History(path, troubles) as history:
         with monkeypatch.context() as patched:
@@ -245,3 +292,25 @@ def test_closing_waits_for_nobody(path, troubles):
         other.rollback()
     other.close()
     assert len(troubles) == 1
+
+
+def test_a_listener_that_fails_ends_no_saving(path):
+    heard = []
+
+    def listen(trouble):
+        heard.append(trouble)
+        raise RuntimeError(trouble)
+
+    with History(path, listen) as history:
+        told(history)
+        history.flush()
+        with sqlite3.connect(path, isolation_level=None) as other:
+            other.execute("BEGIN IMMEDIATE")
+            conversation, _ = told(history)
+            history.flush()
+            other.rollback()
+        other.close()
+        history.flush()
+        assert [each.split()[0] for each in heard] == ["not", "saved"]
+    with History(path) as history:
+        assert conversation in history.conversations()
