@@ -2,17 +2,19 @@
 
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from pinyon.app.ask import Ask, Chat, SamplingChoice, new_id
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Answered, Conversation, Message, Role, State
-from pinyon.app.service import Model
 from pinyon.engine.events import Chunk, Event, Failed, Finished, FinishReason
 from pinyon.engine.request import Grammar
 from pinyon.models import chat_template
+
+if TYPE_CHECKING:
+    from pinyon.app.service import Model
 
 TITLE_CHARS: Final = 60
 
@@ -91,7 +93,7 @@ def as_chat(path: Sequence[Message], begun: str = "") -> Chat:
 
 async def answer(
     history: History,
-    model: Model,
+    model: "Model",
     conversation: Conversation,
     parent: int,
     choices: Choices,
@@ -114,7 +116,7 @@ async def answer(
 
 
 async def written(
-    history: History, model: Model, conversation: str, parent: int, ask: Ask, begun: Message | None = None
+    history: History, model: "Model", conversation: str, parent: int, ask: Ask, begun: Message | None = None
 ) -> AsyncGenerator[Update]:
     """Generate what is asked, and write it down as a child of `parent`; else as `answer`."""
     text, reasoning = ("", "") if begun is None or not begun.text else (begun.text, begun.reasoning)
@@ -135,7 +137,7 @@ async def written(
 
 
 async def what_edit_costs(
-    history: History, model: Model, conversation: Conversation, parent: int | None, text: str, choices: Choices
+    history: History, model: "Model", conversation: Conversation, parent: int | None, text: str, choices: Choices
 ) -> EditCost:
     """Return what it costs to go on with `text` below `parent` instead of as the conversation stands. Raises as answer."""
     tree = history.tree(conversation.id)
@@ -151,7 +153,7 @@ async def what_edit_costs(
     )
 
 
-def _write(history: History, message: int, model: Model, ask: Ask, event: Event) -> None:
+def _write(history: History, message: int, model: "Model", ask: Ask, event: Event) -> None:
     match event:
         case Chunk():
             history.stream(message, event.text, event.reasoning)
@@ -162,7 +164,7 @@ def _write(history: History, message: int, model: Model, ask: Ask, event: Event)
             history.finish(message, State.FAILED, None, event.message)
 
 
-def _answered(model: Model, ask: Ask, event: Finished) -> Answered:
+def _answered(model: "Model", ask: Ask, event: Finished) -> Answered:
     return Answered(
         model=model.name,
         digest=model.digest,

@@ -1,7 +1,7 @@
 """The screen of the chat: puts its parts together, and shows what the dialogue tells."""
 
 import contextlib
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -16,6 +16,7 @@ from pinyon.app.backend import Backend
 from pinyon.app.conversing import Choices
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Attached, Message, Role
+from pinyon.app.history.tree import Tree
 from pinyon.app.settings import Folders, Settings
 from pinyon.app.tui import commands, reports
 from pinyon.app.tui.chips import Chips
@@ -31,7 +32,7 @@ from pinyon.app.tui.screen_actions import ScreenActions
 from pinyon.app.tui.shown import MessageAction, Shown
 from pinyon.app.tui.sidebar import Sidebar
 from pinyon.app.tui.transcript import Transcript
-from pinyon.engine.events import Chunk, Event
+from pinyon.engine.events import Chunk, Event, Progress
 
 EDIT_COST_PAUSE_S: Final = 0.3
 """How long an edited text must rest before its cost is estimated."""
@@ -71,8 +72,8 @@ class ChatScreen(Screen[None]):
     """`history`, `backend` and `folders` are used, never closed here. `conversation` is opened first."""
 
     BINDINGS: ClassVar[list[BindingType]] = _bindings()
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (81, "-wide")]
-    VERTICAL_BREAKPOINTS = [(0, "-short"), (25, "-tall")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (81, "-wide")]  # noqa: RUF012  Textual's form
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (25, "-tall")]  # noqa: RUF012
 
     def __init__(
         self,
@@ -126,11 +127,15 @@ class ChatScreen(Screen[None]):
     # What the dialogue tells
 
     async def opened(self) -> None:
-        path = self.dialogue.path
-        await self.transcript.show([self._shown(message) for message in path])
+        conversation, path = self.dialogue.conversation, self.dialogue.path
+        tree = None if conversation is None else self.history.tree(conversation.id)
+        await self.transcript.show([self._shown(message, tree) for message in path])
         answer = reports.last_answered(path)
-        self._figures = None if answer is None else _figures(answer)
-        self.give_up_edit()
+        self._figures = None if answer is None else reports.figures_of(answer)
+        if not self.dialogue.is_busy:
+            self._meter = None
+        if self._edited is not None and all(message.conversation != self._edited.conversation for message in path):
+            self.give_up_edit()
 
     async def said(self, message: Message) -> None:
         await self.transcript.add(self._shown(message))
@@ -139,7 +144,7 @@ class ChatScreen(Screen[None]):
         self.transcript.begin(self._shown(message))
 
     def heard(self, event: Event) -> None:
-        if self._meter is None:
+        if self._meter is None or (isinstance(event, Progress) and event.done == 0):  # another answer begins
             self._meter = AnswerMeter()
         self._meter.take(event)
         if isinstance(event, Chunk) and self.dialogue.shows_answer:
@@ -147,18 +152,15 @@ class ChatScreen(Screen[None]):
 
     def ended(self, message: Message) -> None:
         self.transcript.finish(self._shown(message))
-        self._figures = _figures(message) or self._figures
 
     def changed(self) -> None:
         if not self.is_mounted:
             return
-        if not self.dialogue.is_busy and self._meter is not None:
-            self._meter = None
         current = self.dialogue.conversation
         self.query_one(Sidebar).show(self.history.conversations(), None if current is None else current.id)
         model = self.dialogue.model
         self.query_one(Chips).count_with(None if model is None else model.count)
-        self._show_title()
+        self.query_one("#title", Static).update(Content(_one_line(reports.title(self.dialogue))))
         self._show_status()
 
     def broke(self, error: Exception) -> None:
@@ -343,10 +345,9 @@ class ChatScreen(Screen[None]):
         meters = await self.backend.meters()
         self.query_one(Gauges).show(meters, self._figures if self._meter is None else self._meter.figures())
 
-    def _shown(self, message: Message) -> Shown:
-        figures = _figures(message)
-        tree = self.history.tree(message.conversation)
-        siblings = tree.siblings(message.id)
+    def _shown(self, message: Message, tree: Tree | None = None) -> Shown:
+        siblings = (tree or self.history.tree(message.conversation)).siblings(message.id)
+        figures, answered = reports.figures_of(message), message.answered
         return Shown(
             message.id,
             message.role,
@@ -357,39 +358,21 @@ class ChatScreen(Screen[None]):
             (siblings.index(message.id), len(siblings)),
             tuple(attached.name for attached in message.attached),
             message.error,
-            reasoning_tokens=0 if message.answered is None else message.answered.usage.reasoning_tokens,
+            reasoning_tokens=0 if answered is None else answered.usage.reasoning_tokens,
         )
-
-    def _show_title(self) -> None:
-        conversation, model = self.dialogue.conversation, self.dialogue.model
-        parts = (
-            "new conversation" if conversation is None else conversation.title,
-            "no model" if model is None else model.name,
-            "private" if self.dialogue.choices.private else "",
-            self.history.why_not_saved,
-        )
-        self.query_one("#title", Static).update(Content(_one_line(" · ".join(filter(None, parts)))))
 
     def _show_status(self) -> None:
-        status = self.query_one("#status", Static)
-        text = "\n".join(_one_line(line) for line in self._status_lines())
-        status.display = bool(text)
-        status.update(Content(text))
-
-    def _status_lines(self) -> Iterator[str]:
-        for action in commands.completions(self.prompt.text)[:MAX_COMPLETIONS]:
-            yield f"/{action.slash} {action.argument}  {action.title}"
+        lines = [
+            f"/{action.slash} {action.argument}  {action.title}"
+            for action in commands.completions(self.prompt.text)[:MAX_COMPLETIONS]
+        ]
         if self._edited is not None:
-            yield f"editing: {self._edit_cost or 'enter sends it as another branch'}; escape leaves it as it was"
-        if self.dialogue.loaded is not None:
-            yield f"loading {self.dialogue.wanted or 'the model'}: {self.dialogue.loaded:.0%}"
-        if waiting := self.dialogue.waiting:
-            yield f"waiting ({len(waiting)}): {waiting[0]}"
-
-
-def _figures(message: Message) -> Figures | None:
-    answered = message.answered
-    return None if answered is None else Figures.of(answered.usage, answered.timings, answered.cache)
+            cost = self._edit_cost or "enter sends it as another branch"
+            lines.append(f"editing: {cost}; escape leaves it as it was")
+        lines += reports.status(self.dialogue)
+        status = self.query_one("#status", Static)
+        status.display = bool(lines)
+        status.update(Content("\n".join(map(_one_line, lines))))
 
 
 def _one_line(text: str) -> str:

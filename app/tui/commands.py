@@ -37,6 +37,7 @@ ACTIONS: Final = (
     Action("cache", "What of the last prompt was reused, and why not more", slash="cache"),
     Action("context", "How much of the context is used", slash="context"),
     Action("gauges", "Show or hide the gauges", "f2", "gauges"),
+    Action("messages", "Go to the messages; up and down choose one", "ctrl+t", "messages"),
     Action("edit", "Edit a message of yours; the old one stays as a branch", "e", "edit"),
     Action("regenerate", "Answer again, as another branch", "r", "regenerate"),
     Action("go_on", "Go on with an answer that was cut off", "c", "continue"),

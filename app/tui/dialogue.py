@@ -5,10 +5,11 @@ One answer is written at a time; what is said meanwhile waits its turn. An answe
 
 import asyncio
 import contextlib
+import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -20,12 +21,14 @@ from pinyon.app.errors import AppError, ServerError, UsageError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Attached, Conversation, Message, Role
 from pinyon.app.named_options import NamedOptions
-from pinyon.app.service import Model
 from pinyon.engine.errors import EngineError
 from pinyon.engine.events import Event, Failed, FailureKind, Progress
 from pinyon.models.errors import ModelError, ModelNotFoundError
 
-EXPECTED: Final = (AppError, EngineError, ModelError, OSError)
+if TYPE_CHECKING:
+    from pinyon.app.service import Model
+
+EXPECTED: Final = (AppError, EngineError, ModelError, OSError, sqlite3.Error)
 """What can go wrong without a fault in the chat: it is told, and the chat goes on."""
 
 
@@ -81,6 +84,9 @@ class Dialogue:
     `shows_answer` says that the answer being written is on the open branch.
     """
 
+    # `_asked` is the model and the id of the request that is answered, `_answer` the message that it becomes; `_tip` is the
+    # last message that the audience has been told of.
+
     def __init__(
         self,
         history: History,
@@ -104,9 +110,10 @@ class Dialogue:
         self._jobs: deque[_Job] = deque()
         self._working: asyncio.Task[None] | None = None
         self._answer: int | None = None
-        self._asked: Choices | None = None
+        self._asked: tuple[Model, str] | None = None
         self._writes_in: str | None = None
         self._is_stopping = False
+        self._tip: int | None = None
         self._deleted: list[tuple[str, int | None]] = []
 
     @property
@@ -115,17 +122,12 @@ class Dialogue:
         return () if self.conversation is None else self.history.tree(self.conversation.id).path()
 
     @property
-    def model(self) -> Model | None:
+    def model(self) -> "Model | None":
         return self._model
 
     @property
     def is_busy(self) -> bool:
         return self._working is not None and not self._working.done()
-
-    @property
-    def answer(self) -> int | None:
-        """The message that is being written."""
-        return self._answer
 
     @property
     def waiting(self) -> list[str]:
@@ -191,8 +193,10 @@ class Dialogue:
         if self.conversation is not None and self.conversation.id == conversation:
             await self.open(None)
         self._audience.changed()
-        with contextlib.suppress(*EXPECTED):
+        try:
             await self._backend.forget(conversation)
+        except EXPECTED as error:
+            self._audience.told(f"not all that is cached of it could be forgotten: {error}", is_error=True)
 
     async def undo(self) -> bool:
         """Take the last deletion back; False where there is none."""
@@ -217,9 +221,10 @@ class Dialogue:
 
     async def stop(self) -> None:
         """Stop the answer, or the loading before it. What is written stays; what waits has its turn."""
-        if self._asked is not None and self._model is not None:
+        if self._asked is not None:
             self._is_stopping = True
-            await self._model.cancel(self._asked.id)
+            model, request = self._asked
+            await model.cancel(request)
         elif self._working is not None:
             self._working.cancel()
 
@@ -231,7 +236,7 @@ class Dialogue:
     async def close(self) -> None:
         """Stop everything. What was written is kept, so is what waits to be said, and nothing of it is told any more."""
         waiting, self._jobs = self._jobs, deque()
-        self.shows_answer, self.conversation = False, None
+        self.shows_answer, self.conversation, self._tip = False, None, None
         if self._working is not None:
             self._working.cancel()
             await asyncio.wait((self._working,))
@@ -271,7 +276,7 @@ class Dialogue:
         self._model = None
         self.resume()
 
-    async def load(self, model: str, on_progress: Callable[[float], None]) -> Model:
+    async def load(self, model: str, on_progress: Callable[[float], None]) -> "Model":
         """Load another model at once; `on_progress` is told the loaded fraction.
 
         Raises:
@@ -331,7 +336,7 @@ class Dialogue:
             self.loaded = None
             self._audience.changed()
 
-    async def _ready(self) -> Model:
+    async def _ready(self) -> "Model":
         if self._model is None:
             self._on_progress(0.0)
             self._model = await self._backend.load(self.wanted, self._context, self._on_progress)
@@ -349,13 +354,13 @@ class Dialogue:
         conversation = self.history.conversation(job.conversation)
         self._writes_in = job.conversation
         choices = msgspec.structs.replace(self.choices, id=new_id())
-        self._asked, self._is_stopping = choices, False
+        self._asked, self._is_stopping = (model, choices.id), False
         try:
             async with contextlib.aclosing(
                 conversing.answer(self.history, model, conversation, parent, choices, job.begun)
             ) as updates:
                 async for update in updates:
-                    await self._take(update, job, model)
+                    await self._take(update, parent)
         except ServerError as error:
             self._model = None
             await self._tell(error)
@@ -371,8 +376,11 @@ class Dialogue:
         if message is None:
             assert job.parent is not None, "an answer has a message before it"
             return job.parent
-        if self._is_open(job.conversation):
-            await (self._audience.said(message) if job.follows else self._reopened())
+        if job.follows and self._is_open(job.conversation) and self._tip == message.parent:
+            self._tip = message.id
+            await self._audience.said(message)
+        elif self._is_open(job.conversation):
+            await self._reopened()
         self._audience.changed()
         return message.id
 
@@ -383,25 +391,23 @@ class Dialogue:
         parent = self._last(job.conversation) if job.follows else job.parent
         return self.history.add(job.conversation, parent, Role.USER, job.draft.text, attached=job.draft.attached)
 
-    async def _take(self, update: conversing.Update, job: _Job, model: Model) -> None:
+    async def _take(self, update: conversing.Update, parent: int) -> None:
         event = update.event
         if self._answer is None:
-            await self._begin(update.message, job)
-        if self._is_stopping and isinstance(event, Progress) and self._asked is not None:
-            await model.cancel(self._asked.id)  # the first cancel may have come before the engine knew the request
+            await self._begin(update.message, parent)
+        if self._is_stopping and isinstance(event, Progress):
+            await self.stop()  # the first time may have been before the engine knew the request
         self._audience.heard(event)
         if isinstance(event, Failed) and event.kind is FailureKind.ENGINE_CRASH:
             self._model = None
 
-    async def _begin(self, answer: int, job: _Job) -> None:
+    async def _begin(self, answer: int, parent: int) -> None:
         self._answer = answer
-        if not self._is_open(job.conversation):
-            return
-        if job.draft is None:
-            await self._reopened()
-        else:
-            self.shows_answer = True
+        if self._tip == parent:
+            self._tip, self.shows_answer = answer, True
             self._audience.began(self.path[-1])
+        elif self._writes_in is not None and self._is_open(self._writes_in):
+            await self._reopened()
 
     def _end(self) -> None:
         answer, self._answer = self._answer, None
@@ -414,7 +420,9 @@ class Dialogue:
         await self._reopened()
 
     async def _reopened(self) -> None:
-        self.shows_answer = self._answer is not None and any(message.id == self._answer for message in self.path)
+        path = self.path
+        self._tip = path[-1].id if path else None
+        self.shows_answer = self._answer is not None and any(message.id == self._answer for message in path)
         await self._audience.opened()
 
     def _is_open(self, conversation: str) -> bool:

@@ -1,9 +1,13 @@
 """What there is to know about every model that is here or could be fetched, and fetching one. Reads disks: for threads."""
 
+import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from pinyon.app.history.errors import HistoryFileError
+from pinyon.app.history.history import History
+from pinyon.app.tui.figures import Figures
 from pinyon.models import catalog
 from pinyon.models.catalog import CatalogEntry
 from pinyon.models.errors import ModelError, ModelNotFoundError
@@ -31,18 +35,18 @@ class ModelRow:
     note: str = ""
 
 
-def model_rows(store: Store, speeds: Mapping[str, float]) -> list[ModelRow]:
+def model_rows(store: Store, history: History) -> list[ModelRow]:
     """Return the models that are here by name, then those of the catalogue that are not, smallest first.
 
-    `speeds` are tokens per second by a model's name. Raises StoreError where the models folder cannot be read.
+    Raises StoreError where the models folder cannot be read.
     """
     listing = store.list()
-    here = [_row_of(record, speeds.get(record.name)) for record in listing.records]
+    here = [_row_of(record, _speed(history, record.name)) for record in listing.records]
     broken = [ModelRow(record.name, is_here=True, size_bytes=0, note=record.reason) for record in listing.broken]
     taken = {row.name for row in here} | {record.name for record in listing.broken}
     absent = [entry for entry in catalog.CATALOG if entry.name not in taken and entry.slug not in taken]
     absent.sort(key=lambda entry: entry.size_bytes)
-    return [*here, *broken, *(_row_of_entry(entry, speeds.get(entry.name)) for entry in absent)]
+    return [*here, *broken, *(_row_of_entry(entry, _speed(history, entry.name)) for entry in absent)]
 
 
 def pull(store: Store, name: str, on_progress: Callable[[float], None], cancelled: Callable[[], bool]) -> None:
@@ -60,6 +64,16 @@ def pull(store: Store, name: str, on_progress: Callable[[float], None], cancelle
         on_progress(progress.bytes_done / progress.bytes_total)
 
     store.adopt(entry, fetch(entry, store.models_dir, tell, cancelled))
+
+
+def _speed(history: History, model: str) -> float | None:
+    """Return the tokens per second that a model's last answers had here, their median."""
+    try:
+        answers = history.answers(model)
+    except HistoryFileError:
+        return None
+    rates = [Figures.of(answer.usage, answer.timings, answer.cache).tokens_per_s for answer in answers]
+    return statistics.median([rate for rate in rates if rate is not None] or [0.0]) or None
 
 
 def _row_of(record: Record, tokens_per_s: float | None) -> ModelRow:

@@ -2,27 +2,30 @@
 
 import json
 import shlex
-import statistics
-from collections import defaultdict
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pinyon.app.conversing import Choices, EditCost, as_chat
-from pinyon.app.history.history import History
 from pinyon.app.history.records import Message, Role
-from pinyon.app.service import Model
 from pinyon.app.tui import amounts
+from pinyon.app.tui.dialogue import Dialogue
 from pinyon.app.tui.figures import Figures, cached
 
-SPEED_CONVERSATIONS: Final = 30
-"""How many conversations tell how fast a model is here."""
+if TYPE_CHECKING:
+    from pinyon.app.service import Model
 
 
 def last_answered(path: Sequence[Message]) -> Message | None:
     """Return the last answer on a path that the engine told figures about."""
     return next((message for message in reversed(path) if message.answered is not None), None)
+
+
+def figures_of(message: Message) -> Figures | None:
+    """Return the figures of an answer; None where it has none."""
+    answered = message.answered
+    return None if answered is None else Figures.of(answered.usage, answered.timings, answered.cache)
 
 
 def cache_report(path: Sequence[Message]) -> str:
@@ -41,7 +44,7 @@ def cache_report(path: Sequence[Message]) -> str:
     return "\n".join(lines)
 
 
-def context_report(path: Sequence[Message], model: Model | None) -> str:
+def context_report(path: Sequence[Message], model: "Model | None") -> str:
     """Return how much of the context the conversation takes."""
     answer = last_answered(path)
     used = 0
@@ -65,19 +68,6 @@ def params_report(choices: Choices) -> str:
     return (
         f"chosen: {told}\n\n`/params temperature=0.5 seed=7` chooses, `/params clear` gives all of it back to the model"
     )
-
-
-def speeds(history: History) -> dict[str, float]:
-    """Return how many tokens per second each model made here, the median of what the latest conversations have."""
-    measured: defaultdict[str, list[float]] = defaultdict(list)
-    for conversation in history.conversations(limit=SPEED_CONVERSATIONS):
-        for message in history.tree(conversation.id).messages.values():
-            if (answered := message.answered) is None:
-                continue
-            rate = Figures.of(answered.usage, answered.timings, answered.cache).tokens_per_s
-            if rate is not None:
-                measured[answered.model].append(rate)
-    return {model: statistics.median(rates) for model, rates in measured.items()}
 
 
 def edit_cost(cost: EditCost) -> str:
@@ -121,3 +111,25 @@ def _asked(path: Sequence[Message]) -> Sequence[Message]:
 
 def _sampling(choices: Choices) -> dict[str, object]:
     return {name: value for name, value in msgspec.structs.asdict(choices.sampling).items() if value is not None}
+
+
+def title(dialogue: Dialogue) -> str:
+    """Return the line above the messages: the conversation, its model, and what is not kept."""
+    conversation, model = dialogue.conversation, dialogue.model
+    parts = (
+        "new conversation" if conversation is None else conversation.title,
+        "no model" if model is None else model.name,
+        "private" if dialogue.choices.private else "",
+        dialogue.history.why_not_saved,
+    )
+    return " · ".join(filter(None, parts))
+
+
+def status(dialogue: Dialogue) -> list[str]:
+    """Return the lines above the prompt: what loads and what waits."""
+    loading = f"loading {dialogue.wanted or 'the model'}: {dialogue.loaded or 0:.0%}"
+    waiting = dialogue.waiting
+    return [
+        *((loading,) if dialogue.loaded is not None else ()),
+        *((f"waiting ({len(waiting)}): {waiting[0]}",) if waiting else ()),
+    ]

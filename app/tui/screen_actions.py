@@ -4,16 +4,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pinyon.app.history.records import Role
-from pinyon.app.tui import clipboard, reports
+from pinyon.app.tui import clipboard
 from pinyon.app.tui.actions import Actions
 from pinyon.app.tui.editor import written_in_editor
 from pinyon.app.tui.gauges import Gauges
-from pinyon.app.tui.model_picker import ModelPicker
-from pinyon.app.tui.model_rows import model_rows, pull
 from pinyon.app.tui.search_screen import SearchScreen
 from pinyon.app.tui.sidebar import Sidebar
 from pinyon.app.tui.themes import DARK, LIGHT
-from pinyon.models.store import Store
 
 if TYPE_CHECKING:
     from pinyon.app.tui.chat_screen import ChatScreen
@@ -78,15 +75,22 @@ class ScreenActions(Actions):
         if name:
             self._dialogue.use(name)
             return
+        from pinyon.app.tui.model_picker import ModelPicker  # noqa: PLC0415  what chooses models is not there at the start
+        from pinyon.app.tui.model_rows import model_rows, pull  # noqa: PLC0415
+        from pinyon.models.store import Store  # noqa: PLC0415
+
         store, current = Store(self._screen.folders.models), self._dialogue.model
         picker = ModelPicker(
-            lambda: model_rows(store, reports.speeds(self._screen.history)),
+            lambda: model_rows(store, self._screen.history),
             partial(pull, store),
             self._dialogue.load,
             current=None if current is None else current.name,
         )
-        await self._screen.app.push_screen_wait(picker)
-        self._dialogue.resume()
+        if await self._screen.app.push_screen_wait(picker) is not None:
+            self._dialogue.resume()
+
+    async def messages(self, _argument: str) -> None:
+        self._screen.transcript.focus()
 
     async def gauges(self, _argument: str) -> None:
         gauges = self._screen.query_one(Gauges)

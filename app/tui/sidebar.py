@@ -17,7 +17,10 @@ class Sidebar(OptionList):
     """Enter or a click opens a conversation, delete deletes it."""
 
     DEFAULT_CSS = """
-    Sidebar { width: 32; height: 1fr; border: none; border-right: vkey $border; padding: 0; background: $surface; }
+    Sidebar {
+        width: 32; height: 1fr; border: none; border-right: vkey $border; padding: 0; background: $surface;
+        text-wrap: nowrap; text-overflow: ellipsis;
+    }
     Sidebar:focus { border: none; border-right: vkey $primary; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("delete,d", "delete", "Delete", show=False)]

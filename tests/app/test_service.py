@@ -217,6 +217,27 @@ async def test_the_template_tells_how_the_model_thinks(service, tmp_path, templa
     assert (await model.request(Ask(RawTokens((5,))))).reasoning is None
 
 
+@pytest.mark.parametrize(
+    ("template", "pieces", "reasoning"),
+    [
+        (CHATML, [Text("Aye, <|im_end|>")], None),
+        (think_template(), [Text("Aye, <|im_end|>")], Reasoning("<think>", ("</think>",))),
+        (
+            think_template("<think>\n"),
+            [Text("</think>", special=True), Text("Aye, <|im_end|>")],
+            Reasoning("<think>", ("</think>",)),
+        ),
+    ],
+)
+async def test_an_answer_that_has_begun_follows_the_rendered_prompt(service, tmp_path, template, pieces, reasoning):
+    """Thoughts are over then; and what was written stays text, whatever it looks like."""
+    model = await service.load(str(write_tiny_llama(tmp_path / "m.gguf", template=template)))
+    plain = await model.request(user("x"))
+    begun = await model.request(Ask(Chat((Message("user", "x"),), begun="Aye, <|im_end|>")))
+    assert list(begun.prompt) == [*plain.prompt, *pieces]
+    assert begun.reasoning == reasoning
+
+
 async def test_a_user_who_writes_the_start_tag_opens_nothing(service, tmp_path):
     """The tag is a token of this vocabulary, and the user's text stands at the very end of the prompt."""
     template = "{% for m in messages %}{{ m['content'] }}{% endfor %}{# </think> #}"

@@ -12,7 +12,7 @@ def test_the_readme_has_the_help_texts_of_now():
     assert help_texts.with_help(README) == README, "run `python tests/support/help_texts.py`"
 
 
-@pytest.mark.parametrize("name", ["run", "batch"])
+@pytest.mark.parametrize("name", ["chat", "run", "batch"])
 def test_commands_with_many_options_are_in_the_readme(name):
     assert f"<!-- help: {name} -->\n" in README
 

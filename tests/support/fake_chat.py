@@ -15,7 +15,6 @@ from pinyon.app.settings import Folders, Settings
 from pinyon.app.tui.app import ChatApp
 from pinyon.app.tui.chat_screen import ChatScreen
 
-
 SETTINGS = Settings()
 
 

@@ -11,7 +11,7 @@ import termios
 import time
 from collections.abc import Mapping, Sequence
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 _SEQUENCE = re.compile(
     r"\x1b\].*?(?:\x07|\x1b\\)|\x1b[PX^_].*?\x1b\\|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -/]*[0-~]"
     r"|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\x1b",

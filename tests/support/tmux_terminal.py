@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class TmuxTerminal:

@@ -56,6 +56,21 @@ async def test_a_turn_is_shown_with_its_figures(chat):
     assert chat.title == "What is a jay? · fake"
 
 
+async def test_the_gauges_show_the_last_answer_and_keep_it(chat):
+    await chat.types("/gauges")
+    figures = []
+    for question in ("one", "two", "three"):
+        await chat.says(question)
+        await chat.screen._show_meters()
+        figures.append(chat.screen._meter.figures())
+    usages = [message.answered.usage for message in chat.dialogue.path if message.role is Role.ASSISTANT]
+    assert [each.prompt_tokens for each in figures] == [usage.prompt_tokens for usage in usages]
+    assert len({each.prompt_tokens for each in figures}) == 3
+    shown = dict(chat.screen.query_one(Gauges)._shown)
+    assert shown["context"].startswith(f"{usages[-1].prompt_tokens + usages[-1].completion_tokens} used, ")
+    assert shown["TPOT"] != "p50 -, p95 -"
+
+
 async def test_enter_in_an_empty_prompt_says_nothing(chat):
     await chat.types("  \n ")
     assert chat.texts == []
@@ -425,3 +440,48 @@ async def test_events_of_an_answer_that_is_not_shown_reach_no_widget(tmp_path):
         assert appended == []
         chat.screen.heard(Chunk(0, "late"))
         assert appended == []
+
+
+async def test_keys_among_the_messages_act_on_the_chosen_one_and_escape_still_stops(tmp_path):
+    async with running(FakeChat(tmp_path, says(LONG), settings=Settings(keys={"edit": "x"}))) as chat:
+        await chat.says("one")
+        await chat.says("two")
+        await chat.pilot.press("ctrl+t", "up", "up", "up", "up", "e")
+        assert chat.screen.selected == chat.dialogue.path[0].id
+        assert not chat.screen.is_editing
+        await chat.pilot.press("x")
+        await chat.until(lambda: chat.screen.prompt.text == "one")
+        await chat.pilot.press("escape")
+        await answering(chat, "three")
+        await chat.pilot.press("ctrl+t", "escape")
+        chat.model.unpaused.set()
+        await chat.settled()
+        assert chat.dialogue.path[-1].state is State.CANCELLED
+
+
+async def test_without_a_model_the_picker_opens_once(tmp_path):
+    from pinyon.app.tui.model_picker import ModelPicker
+    from pinyon.models.errors import ModelNotFoundError
+
+    chat = FakeChat(tmp_path, says("Aye."))
+    chat.backend._load_errors = [ModelNotFoundError("no model is here yet")] * 9
+    async with running(chat):
+        await chat.until(lambda: isinstance(chat.app.screen, ModelPicker))
+        await chat.pilot.press("escape")
+        await chat.until(lambda: chat.app.screen is chat.screen)
+        await chat.pilot.pause(0.2)
+        assert chat.app.screen is chat.screen
+        chat.backend._load_errors.clear()
+        await chat.says("one")
+        assert chat.texts == ["one", "Aye."]
+
+
+async def test_a_branch_that_is_shown_anew_does_not_take_an_edit_away(chat):
+    await chat.says("one")
+    await chat.types("/edit")
+    await chat.until(lambda: chat.screen.is_editing)
+    chat.screen.prompt.put("uno")
+    await chat.screen.opened()
+    assert chat.screen.prompt.text == "uno"
+    await chat.dialogue.open(None)
+    assert (chat.screen.is_editing, chat.screen.prompt.text) == (False, "")

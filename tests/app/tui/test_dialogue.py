@@ -366,3 +366,45 @@ async def test_what_an_edit_costs(make_talk):
     talk = make_talk()
     await talk.says("one")
     assert await talk.dialogue.cost_of(talk.dialogue.path[0], "uno!") is not None
+
+
+async def test_another_branch_that_was_opened_before_the_answer_began_gets_no_part_of_it(make_talk):
+    talk = make_talk()
+    await talk.says("one")
+    talk.dialogue.answer_again(talk.dialogue.path[-1])
+    await talk.dialogue.finished()
+    talk.model.tokenised.clear()
+    talk.dialogue.say(Draft("two"))
+    while len(talk.model.asked) < 3:
+        await asyncio.sleep(0)
+    await talk.dialogue.turn(talk.dialogue.path[1], -1)
+    talk.listener.told_words.clear()
+    talk.model.tokenised.set()
+    await talk.dialogue.finished()
+    assert talk.listener.told_words == ["opened"]
+    assert talk.texts == ["one", "Aye."]
+    await talk.dialogue.turn(talk.dialogue.path[1], 1)
+    assert talk.texts == ["one", "Aye.", "two", "Aye."]
+
+
+async def test_what_could_not_be_forgotten_is_told(make_talk):
+    talk = make_talk()
+    await talk.says("one")
+
+    async def forget(_conversation):
+        raise ServerError("the server is gone")
+
+    talk.backend.forget = forget
+    await talk.dialogue.delete_conversation(talk.dialogue.conversation.id)
+    assert talk.listener.told_words[-1] == "told not all that is cached of it could be forgotten: the server is gone"
+
+
+async def test_a_stop_reaches_the_model_that_answers_also_after_another_one_was_chosen(make_talk):
+    talk = make_talk("A long answer that goes on.")
+    talk.dialogue.say(Draft("one"))
+    await talk.listener.on_text.wait()
+    talk.dialogue.use("other")
+    await talk.dialogue.stop()
+    await talk.dialogue.finished()
+    assert talk.dialogue.path[-1].answered is not None
+    assert talk.dialogue.path[-1].state is State.CANCELLED

@@ -12,13 +12,15 @@ from pinyon.app.settings import Folders, Settings
 from pinyon.app.tui.plain import PlainChat
 from pinyon.engine.errors import NativeError
 
+TWO_LINES = says("First line.\nSecond line.")
+
 
 @pytest.fixture
 async def talk(tmp_path, monkeypatch, capsys):
     """Have lines typed; return what came on stdout and stderr."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def talk(*lines, next_token=says("First line.\nSecond line."), history=None, conversation=None):
+        async def talk(*lines, next_token=TWO_LINES, history=None, conversation=None):
             typed = iter(lines)
 
             def read(prompt):

@@ -16,7 +16,6 @@ from pinyon.app.tui.reports import (
     context_report,
     edit_cost,
     params_report,
-    speeds,
 )
 from pinyon.engine.cache_report import CacheReport, Miss
 from pinyon.engine.events import FinishReason, Timings, Usage
@@ -24,10 +23,10 @@ from pinyon.engine.events import FinishReason, Timings, Usage
 QUESTION = 'What\'s a "jay"?\n$HOME `id` \\ !'
 
 
-def answered(model="fake", cache=None, decode_s=1.0):
+def answered(cache=None):
     usage = Usage(prompt_tokens=100, completion_tokens=11, cached_tokens=64)
     cache = cache or CacheReport(ram=64, miss=Miss.NEW, position=64)
-    return Answered(model, "", SamplingChoice(), FinishReason.STOP, usage, Timings(0.0, 0.5, decode_s), cache, 7)
+    return Answered("fake", "", SamplingChoice(), FinishReason.STOP, usage, Timings(0.0, 0.5, 1.0), cache, 7)
 
 
 @pytest.fixture
@@ -122,11 +121,3 @@ def test_the_pinyon_command_asks_the_last_question_and_says_what_it_leaves_out(t
     assert command.startswith("# without the 1 earlier questions")
     words = run_in_shell(command, "pinyon")
     assert words == ["run", "-m", "fake", "--system=Be brief.", "--top-k=3", "--", QUESTION]
-
-
-def test_how_fast_models_are_here(talk):
-    history, conversation = talk
-    for decode_s in (2.0, 5.0, 10.0):
-        message = history.add(conversation.id, None, Role.ASSISTANT, "", state=State.STREAMING)
-        history.finish(message.id, State.COMPLETE, answered("other", decode_s=decode_s))
-    assert speeds(history) == {"fake": 10.0, "other": 2.0}

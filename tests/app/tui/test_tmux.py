@@ -104,9 +104,13 @@ def test_a_copy_reaches_the_clipboard_through_tmux(scripted: Callable[..., TmuxT
 def test_the_command_with_a_real_model(tmp_path: Path, smollm2: Path) -> None:
     pinyon(tmp_path, "add", smollm2, "--name", "small", check=True)
     with TmuxTerminal(tmp_path, [*PINYON, "chat", "small", "--context", "512"], environment(tmp_path)) as terminal:
+        say(terminal, "/params max_tokens=8")
+        terminal.until("chosen: max_tokens=8")
+        terminal.press("Escape")
+        terminal.until(lambda screen: "chosen" not in screen)
         say(terminal, "Say hello.")
         terminal.until("tok/s")
         terminal.press("C-q")
         assert terminal.ended() == 0
-    listed = json.loads(pinyon(tmp_path, "logs", "--json", check=True).stdout)
+    listed = json.loads(pinyon(tmp_path, "logs", "list", "--json", check=True).stdout)
     assert [conversation["title"] for conversation in listed] == ["Say hello."]

@@ -1,0 +1,130 @@
+"""`pinyon chat` as a process on a terminal: how it starts, how it ends, and what it leaves behind."""
+
+import contextlib
+import signal
+import sys
+
+import pytest
+from command_line import PINYON, assert_refused, environment, pinyon
+from terminal import terminal
+
+from pinyon.app.history.history import History
+from pinyon.app.history.records import State
+
+PROMPT = b"Say something"
+QUIT = b"\x11"
+
+
+@pytest.fixture
+def home(tmp_path):
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def talking(home, smollm2):
+    """A home with the starter model."""
+    pinyon(home, "add", smollm2, "--name", "smollm2", check=True)
+    return home
+
+
+def last_path(home):
+    with contextlib.closing(History(home / "data" / "history.db")) as history:
+        latest = history.latest()
+        return [] if latest is None else history.tree(latest.id).path()
+
+
+def test_a_pipe_is_no_place_for_a_chat(home, tiny):
+    pinyon(home, "add", tiny, "--name", "tiny", check=True)
+    assert_refused(pinyon(home, "chat"), 2, "needs a terminal", "--plain")
+
+
+def test_there_must_be_a_conversation_to_go_on_with(home, tiny):
+    pinyon(home, "add", tiny, "--name", "tiny", check=True)
+    assert_refused(pinyon(home, "chat", "--plain", "--continue"), 2, "no conversation")
+    assert_refused(pinyon(home, "chat", "--plain", "--continue", "--private"), 2, "--private")
+
+
+@pytest.mark.parametrize(("setting", "words"), [('theme = "mauve"', "mauve"), ('[keys]\nserach = "f7"', "serach")])
+def test_settings_that_cannot_be_followed_end_the_chat_before_it_begins(home, tiny, setting, words):
+    pinyon(home, "add", tiny, "--name", "tiny", check=True)
+    (home / "config").mkdir()
+    (home / "config" / "settings.toml").write_text(setting)
+    with terminal([*PINYON, "chat"], environment(home)) as shown:
+        assert shown.ends() == 2
+    assert words.encode() in shown.written
+    assert b"\x1b[?1049h" not in shown.written
+
+
+@pytest.mark.model
+def test_a_plain_chat_in_a_pipe(talking):
+    done = pinyon(talking, "chat", "--plain", stdin=b"/params temperature=0 max_tokens=8\nWhat is 1 + 1?\n", check=True)
+    assert b"\x1b" not in done.stdout
+    user, answer = last_path(talking)
+    assert user.text == "What is 1 + 1?"
+    assert f"Answer: {answer.text}".encode() in done.stdout
+
+
+@pytest.mark.model
+def test_leaving_in_the_middle_of_an_answer(talking):
+    with terminal([*PINYON, "chat"], environment(talking)) as shown:
+        shown.waits_for(PROMPT)
+        shown.types(b"Count from 1 to 500, one number a line.\r")
+        shown.waits_for(b"smollm2")
+        shown.types(b"\x1bOQ")  # F2: the gauges tell when tokens come
+        shown.waits_for(rb"tok/s \xe2\x96[\x81-\x88]")
+        shown.types(QUIT)
+        assert shown.ends() == 0
+        assert shown.is_as_before
+    assert shown.modes_left_on == []
+    answer = last_path(talking)[-1]
+    assert answer.state is State.CANCELLED
+    assert answer.text
+
+
+def test_leaving_while_the_model_loads(home, tiny):
+    pinyon(home, "add", tiny, "--name", "tiny", check=True)
+    with terminal([*PINYON, "chat"], environment(home)) as shown:
+        shown.waits_for(PROMPT)
+        shown.types(QUIT)
+        assert shown.ends() == 0
+        assert shown.is_as_before
+    assert shown.modes_left_on == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_in_good_order(home, tiny, number):
+    pinyon(home, "add", tiny, "--name", "tiny", check=True)
+    with terminal([*PINYON, "chat"], environment(home)) as shown:
+        shown.waits_for(PROMPT)
+        shown.process.send_signal(number)
+        assert shown.ends() == 0
+        assert shown.is_as_before
+    assert shown.modes_left_on == []
+
+
+def test_a_fault_leaves_the_terminal_as_it_was_and_shows_no_traceback(home, tiny):
+    pinyon(home, "add", tiny, "--name", "tiny", check=True)
+    planted = (
+        "from pinyon.app.tui.chat_screen import ChatScreen\n"
+        "def fail(self, event): raise ZeroDivisionError('planted')\n"
+        "ChatScreen.on_prompt_recall = fail\n"
+        "from pinyon.app.cli.main import main\n"
+        "main()\n"
+    )
+    with terminal([sys.executable, "-c", planted, "chat"], environment(home)) as shown:
+        shown.waits_for(PROMPT)
+        shown.types(b"\x1b[A")
+        assert shown.ends() == 1
+        assert shown.is_as_before
+    assert shown.modes_left_on == []
+    assert b"a fault in Pinyon itself (ZeroDivisionError: planted)" in shown.written
+    assert b"Traceback" not in shown.written
+    assert "planted" in (home / "state" / "logs" / "faults.log").read_text()
+
+
+@pytest.mark.model
+def test_a_private_chat_leaves_nothing(talking):
+    done = pinyon(talking, "chat", "--plain", "--private", stdin=b"/params max_tokens=8\nWhat is 1 + 1?\n", check=True)
+    assert b"Answer: " in done.stdout
+    assert not (talking / "data" / "history.db").exists()
+    assert not list((talking / "cache").rglob("*.kv"))

@@ -1,0 +1,90 @@
+"""A command in a pseudo-terminal of its own: keys in, everything that it writes out, and the modes that it leaves."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+MODES = ("1000", "1002", "1003", "1006", "1015", "1004", "2004", "1049")
+"""Mouse, focus, paste and the other screen: whoever switches these on has to switch them off."""
+
+
+class Terminal:
+    """`written` grows while the command runs."""
+
+    def __init__(self, process: subprocess.Popen[bytes], leader: int, follower: int) -> None:
+        self.process = process
+        self.written = b""
+        self._leader = leader
+        self._follower = follower
+        self._before = termios.tcgetattr(follower)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def types(self, keys: bytes) -> None:
+        os.write(self._leader, keys)
+
+    def waits_for(self, pattern: bytes, limit_s: float = 60) -> None:
+        """Wait until something that this regular expression matches was written."""
+        self._until(lambda: re.search(pattern, self.written) is not None, f"{pattern!r} came", limit_s)
+
+    def ends(self, limit_s: float = 60) -> int:
+        """Wait for the end of the command and of what it writes; return its exit code."""
+        code = self.process.wait(limit_s)
+        time.sleep(0.1)  # the reader may be behind
+        return code
+
+    @property
+    def modes_left_on(self) -> list[str]:
+        """The modes that were switched on later than off."""
+        return [
+            mode
+            for mode in MODES
+            if self.written.rfind(f"\x1b[?{mode}h".encode()) > self.written.rfind(f"\x1b[?{mode}l".encode())
+        ]
+
+    @property
+    def is_as_before(self) -> bool:
+        """Whether the line's settings are those that were there first."""
+        return termios.tcgetattr(self._follower) == self._before
+
+    def _until(self, condition, what: str, limit_s: float) -> None:
+        end = time.monotonic() + limit_s
+        while not condition():
+            assert time.monotonic() < end, f"not within {limit_s} s: {what}; there is {self.written[-2000:]!r}"
+            time.sleep(0.02)
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # the terminal was closed
+            while data := os.read(self._leader, 65536):
+                self.written += data
+
+
+@contextlib.contextmanager
+def terminal(
+    command: Sequence[object], environment: Mapping[str, str], size: tuple[int, int] = (100, 30)
+) -> Iterator[Terminal]:
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
+    with subprocess.Popen(
+        list(map(str, command)),
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        env={**environment, "TERM": "xterm-256color"},
+        start_new_session=True,
+    ) as process:
+        try:
+            yield Terminal(process, leader, follower)
+        finally:
+            process.kill()
+            process.wait()
+            os.close(follower)
+            os.close(leader)
