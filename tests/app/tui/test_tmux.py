@@ -57,7 +57,7 @@ def test_type_stream_cancel_resize_search_quit(scripted: Callable[..., TmuxTermi
         terminal.press("C-n")
         terminal.until(lambda screen: "second answer" not in screen)
         terminal.press("C-f")
-        terminal.until("Search")
+        terminal.until("Search all conversations")
         terminal.type("tale pinyon")
         terminal.until("a long tale about")
         terminal.press("Enter")
