@@ -1,6 +1,6 @@
 """The messages of a conversation on the screen, with a cost that depends neither on their number nor on their length.
 
-What streams is painted some twelve times a second, however fast it comes.
+What streams is painted ten times a second at most, however fast it comes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ from pinyon.app.tui.typesetter import Typesetter
 if TYPE_CHECKING:
     from textual.timer import Timer
 
-_PAINT_S = 0.08
+_PAINT_S = 0.1
 
 
 class Transcript(LiveMessages):
