@@ -106,7 +106,8 @@ class Transcript(LiveMessages):
         self.messages = list(messages)
         self._stream = Streaming(messages[-1]) if messages and messages[-1].state is State.STREAMING else None
         self._chosen = None
-        await self.action_follow()
+        await self.show_end()
+        self.follow()
 
     async def add(self, shown: Shown) -> None:
         """Add a message at the end."""
@@ -194,7 +195,7 @@ class Transcript(LiveMessages):
 
     async def action_follow(self) -> None:
         """Show the end and follow it."""
-        if not self.has_end or not self.views:
+        if not self.has_end:
             await self.show_end()
         self.follow()
 
