@@ -12,7 +12,8 @@ class Vram(msgspec.Struct, frozen=True):
 
 
 class Meters(msgspec.Struct, frozen=True):
-    """Requests hold `held_cells` of the context's `cells`; `idle_cells` were left for others. `running` and `waiting` are sequences.
+    """Requests hold `held_cells` of the context's `cells`; `idle_cells` were left for others. `running` and `waiting` are sequences,
+    the latter also of requests whose prompt is still being tokenised.
 
     `kv_ram_bytes` and `kv_disk_bytes` are in blocks beside the context. Rates are as measured, 0 while unknown. `rss_bytes` is
     the engine process', `available_bytes` what this machine could still give to programs.

@@ -86,9 +86,9 @@ def answers_given(server):
 @pytest.mark.parametrize(
     "arguments",
     [
-        [*ANSWER, "hello"],
-        ["run", "--seed", "5", "--max-tokens", "20", "--no-template", "🫠 raw"],
-        [*ANSWER, "--system", "s", "--stop", "e", "--temperature", "0", "hello"],
+        [*ANSWER, "--deterministic", "hello"],
+        ["run", "--deterministic", "--seed", "5", "--max-tokens", "20", "--no-template", "🫠 raw"],
+        [*ANSWER, "--deterministic", "--system", "s", "--stop", "e", "--temperature", "0", "hello"],
         ["run", "-m", "tiny", "x" * 400],
         ["run", "-m", "tiny", "--temperature", "nan", "x"],
         ["run", "-m", "tiny", "--max-tokens", str(2**70), "x"],
@@ -106,7 +106,8 @@ def test_a_command_does_the_same_attached_as_alone(home, alone, server, argument
 
 def test_json_is_the_same_but_for_the_clock(home, alone, server):
     attached, local = (
-        json.loads(pinyon(where, *ANSWER, "--json", "--no-cache", "hello").stdout) for where in (home, alone)
+        json.loads(pinyon(where, *ANSWER, "--json", "--no-cache", "--deterministic", "hello").stdout)
+        for where in (home, alone)
     )
     assert {**attached, **dict.fromkeys(FIGURES)} == {**local, **dict.fromkeys(FIGURES)}
     assert attached["decode_s"] > 0
