@@ -30,9 +30,10 @@ class SamplingChoice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Chat(msgspec.Struct, frozen=True, tag="chat"):
-    """Messages, for the model's chat template."""
+    """Messages, for the model's chat template. `begun` is how the answer begins: the model goes on from there."""
 
     messages: tuple[Message, ...]
+    begun: str = ""
 
 
 class RawText(msgspec.Struct, frozen=True, tag="text"):

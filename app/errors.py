@@ -9,7 +9,8 @@ AppError
 │   └── ShuttingDownError
 ├── FolderInUseError        another process uses the folder of KV
 ├── ServerError             about the running server: it cannot start, or cannot be reached
-└── GenerationFailedError   a request ended in Failed; carries the event's kind
+├── GenerationFailedError   a request ended in Failed; carries the event's kind
+└── AnswerError             an answer came, and is not what was asked for: cut off, no code in it, out of time
 """
 
 from pinyon.engine.events import Failed, FailureKind
@@ -55,3 +56,7 @@ class GenerationFailedError(AppError):
     def __init__(self, event: Failed) -> None:
         super().__init__(event.message)
         self.kind: FailureKind = event.kind
+
+
+class AnswerError(AppError):
+    pass

@@ -8,7 +8,7 @@ import secrets
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -17,9 +17,12 @@ from pinyon.app.ask import Ask
 from pinyon.app.errors import BusyError, ServerError
 from pinyon.app.running import KEY_HEADER, ServerFile, key, proof, read_server
 from pinyon.app.settings import Folders
-from pinyon.engine.errors import DoesNotFitError, EngineError, ProtocolError
+from pinyon.engine.errors import DoesNotFitError, EngineError, ProtocolError, error_of
+from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Event, Failed, FailureKind, Finished, Removed
+from pinyon.engine.meters import Meters
 from pinyon.engine.protocol import FrameBuffer, Loading
+from pinyon.engine.weights_digest import MEMORY_NAME, known_digest
 
 sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]  # its own command line costs 0.05 s of each start
 import httpx  # noqa: E402
@@ -28,9 +31,11 @@ PROOF_S: Final = 1.0
 """How long a server may take to prove itself; past that a command does without it."""
 SHORT_S: Final = 5.0
 """How long it may take over what needs no model."""
-CLEAR_S: Final = 60.0
-"""How long it may take to delete what is cached, on a disk that may be slow."""
+LONG_S: Final = 60.0
+"""How long it may take to delete what is cached, on a disk that may be slow, and to read a long text."""
 MAX_ANSWER_BYTES: Final = 64 << 10
+
+_Reply = TypeVar("_Reply", Estimate, wire.Counted)
 
 
 async def find_server(folders: Folders) -> "RemoteService | None":
@@ -41,7 +46,7 @@ async def find_server(folders: Folders) -> "RemoteService | None":
     server = read_server(folders)
     if server is None or not await _proves_itself(server):
         return None
-    return RemoteService(server)
+    return RemoteService(server, folders.kv / MEMORY_NAME)
 
 
 async def _proves_itself(server: ServerFile) -> bool:
@@ -84,9 +89,10 @@ async def _read(reply: httpx.Response) -> bytes:
 
 
 class RemoteService:
-    """A running server that has proved itself."""
+    """A running server that has proved itself. `known_digests` is where it remembers those of models' files."""
 
-    def __init__(self, server: ServerFile) -> None:
+    def __init__(self, server: ServerFile, known_digests: Path) -> None:
+        self.known_digests = known_digests
         self.url = server.url
         self.pid = server.pid
         self._headers = {KEY_HEADER: key(server.nonce)}
@@ -99,8 +105,19 @@ class RemoteService:
     async def clear(self, path: Path | None, older_than_s: float) -> Removed:
         """Have forgotten what is cached of the model at a path, None for all, and is older. Raises ServerError."""
         wanted = wire.Clear(None if path is None else os.fsencode(path), older_than_s)
-        async with self._answer("POST", "/pinyon/clear", wire.encode(wanted), limit_s=CLEAR_S) as body:
+        async with self._answer("POST", "/pinyon/clear", wire.encode(wanted), limit_s=LONG_S) as body:
             return msgspec.json.decode(body, type=Removed)
+
+    async def forget(self, conversation: str) -> Removed:
+        """Have forgotten what only this conversation left in the cache. Raises ServerError."""
+        wanted = wire.encode(wire.Forget(conversation))
+        async with self._answer("POST", "/pinyon/forget", wanted, limit_s=LONG_S) as body:
+            return msgspec.json.decode(body, type=Removed)
+
+    async def meters(self) -> Meters | None:
+        """Return what the engine holds and does; None while nothing is loaded. Raises ServerError."""
+        async with self._answer("GET", "/pinyon/meters", limit_s=SHORT_S) as body:
+            return msgspec.json.decode(body, type=Meters | None)
 
     @contextlib.asynccontextmanager
     async def _answer(self, method: str, route: str, body: bytes = b"", *, limit_s: float) -> AsyncIterator[bytes]:
@@ -139,7 +156,20 @@ class RemoteService:
             raise self._gone(error) from error
         raise ServerError(f"the server at {self.url} broke off while it loaded the model")
 
-    async def ask(self, route: str, body: wire.Load | wire.Generate | wire.Cancel) -> AsyncGenerator[wire.FromServer]:
+    async def call(self, route: str, body: wire.Generate | wire.Count, kind: type[_Reply]) -> _Reply:
+        """Return the one message that answers a body. Raises ServerError, and what the server refused with."""
+        try:
+            async with asyncio.timeout(LONG_S), contextlib.aclosing(self.ask(route, body)) as messages:
+                async for message in messages:
+                    if isinstance(message, kind):
+                        return message
+                    if isinstance(message, Failed):
+                        raise error_of(message)
+        except (TimeoutError, httpx.HTTPError) as error:
+            raise self._gone(error) from error
+        raise ServerError(f"the server at {self.url} broke off its answer")
+
+    async def ask(self, route: str, body: wire.ToServer) -> AsyncGenerator[wire.FromServer]:
         """Yield the messages that answer a body.
 
         Raises:
@@ -206,6 +236,13 @@ class RemoteModel:
         self.context_tokens = loaded.context_tokens
         self.threads = loaded.threads
         self.why_no_disk = loaded.why_no_disk
+        self._digest = loaded.digest
+
+    @property
+    def digest(self) -> str:
+        """As Model.digest."""
+        self._digest = self._digest or known_digest(Path(os.fsdecode(self._path)), self._service.known_digests)
+        return self._digest
 
     async def generate(self, ask: Ask) -> AsyncGenerator[Event]:
         """As Model.generate. Raises BusyError too, and ServerError."""
@@ -214,7 +251,7 @@ class RemoteModel:
                 self._service.ask("/pinyon/generate", wire.Generate(self._path, ask))
             ) as messages:
                 async for message in messages:
-                    if isinstance(message, Loading | wire.Loaded | wire.Refused):
+                    if not isinstance(message, Event):
                         raise ProtocolError(f"the server sent a {type(message).__name__} instead of an event")
                     yield message
                     if isinstance(message, Finished | Failed):
@@ -235,3 +272,11 @@ class RemoteModel:
             ):
                 async for _ in messages:
                     pass
+
+    async def estimate(self, ask: Ask) -> Estimate:
+        """As Model.estimate. Raises BusyError too, and ServerError."""
+        return await self._service.call("/pinyon/estimate", wire.Generate(self._path, ask), Estimate)
+
+    async def count(self, text: str) -> int:
+        """As Model.count. Raises BusyError too, and ServerError."""
+        return (await self._service.call("/pinyon/count", wire.Count(self._path, text), wire.Counted)).tokens

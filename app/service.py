@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+import msgspec
+
 from pinyon.app import kv_files
 from pinyon.app.ask import Ask, Chat, Prompt, RawText, RawTokens
 from pinyon.app.errors import ModelSlotError
@@ -25,9 +27,12 @@ from pinyon.engine.errors import (
     ModelLoadError,
     ModelQuarantinedError,
 )
+from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Event, Removed
 from pinyon.engine.grammar_check import GrammarChecker
+from pinyon.engine.meters import Meters
 from pinyon.engine.request import GenerateRequest, Reasoning, Text, Tokens
+from pinyon.engine.weights_digest import MEMORY_NAME, known_digest
 from pinyon.models.catalog import slug
 from pinyon.models.chat_template import ChatTemplate, Message
 from pinyon.models.devices import usable_threads
@@ -38,6 +43,8 @@ from pinyon.models.store import Store
 from pinyon.models.template_sandbox import TemplateSandbox
 
 LARGE_CHAT_CHARS: Final = 1 << 20
+METERS_S: Final = 2.0
+"""How long the engine may take to tell its meters: it does so between steps."""
 
 
 class Model(Protocol):
@@ -53,6 +60,10 @@ class Model(Protocol):
     def why_no_disk(self) -> str:
         """Why no KV is kept on disk; empty where it is."""
 
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the weights in hex; empty while it is unknown."""
+
     def generate(self, ask: Ask) -> AsyncGenerator[Event]:
         """Yield the events of an ask; the last one is Finished or Failed. Closing the iterator early cancels it.
 
@@ -63,9 +74,25 @@ class Model(Protocol):
     async def cancel(self, ask_id: str) -> None:
         """End an ask early; its events get their last one."""
 
+    async def estimate(self, ask: Ask) -> Estimate:
+        """Return what an ask would find in the cache if it began now. Changes nothing.
+
+        Raises:
+            TemplateError: as `generate`.
+            EngineError: the ask would fail, as ContextOverflowError where the prompt does not fit.
+        """
+
+    async def count(self, text: str) -> int:
+        """Return how many tokens a piece of text has by itself.
+
+        Raises:
+            ContextOverflowError: certainly more than the context holds; counting them could take minutes.
+            EngineError: it cannot be counted.
+        """
+
 
 class LoadedModel:
-    """A model whose engine this process runs."""
+    """A model whose engine this process runs. `kv_folder` remembers the digests of known files."""
 
     def __init__(
         self,
@@ -75,10 +102,13 @@ class LoadedModel:
         sandbox: TemplateSandbox,
         grammars: GrammarChecker,
         *,
+        kv_folder: Path,
         deterministic: bool,
         why_no_disk: str = "",
     ) -> None:
         self.record = record
+        self._kv_folder = kv_folder
+        self._digest = record.sha256 or ""
         self._why_no_disk = why_no_disk
         self.info = info
         self._engine = engine
@@ -110,6 +140,12 @@ class LoadedModel:
         """As Model.why_no_disk."""
         return self._why_no_disk or self._engine.why_no_disk
 
+    @property
+    def digest(self) -> str:
+        """As Model.digest."""
+        self._digest = self._digest or known_digest(self.record.path, self._kv_folder / MEMORY_NAME)
+        return self._digest
+
     async def generate(self, ask: Ask) -> AsyncGenerator[Event]:
         """As Model.generate."""
         try:
@@ -124,6 +160,16 @@ class LoadedModel:
     async def cancel(self, ask_id: str) -> None:
         """As Model.cancel."""
         await self._engine.cancel(ask_id)
+
+    async def estimate(self, ask: Ask) -> Estimate:
+        """As Model.estimate."""
+        # A grammar changes nothing about the prompt, and takes long to check.
+        return await self._engine.estimate(await self.request(msgspec.structs.replace(ask, grammar=None)))
+
+    async def count(self, text: str) -> int:
+        """As Model.count."""
+        whole, beginning = await asyncio.gather(self._engine.tokenize([Text(text)]), self._engine.tokenize(()))
+        return len(whole) - len(beginning)
 
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the tokens that a request with this prompt computes. Raises EngineError, TemplateError."""
@@ -168,8 +214,16 @@ class LoadedModel:
                 return (Text(text),)
             case RawTokens(ids):
                 return (Tokens(ids),)
-            case Chat(messages):
-                return await self._render(messages)
+            case Chat(messages, begun):
+                pieces = await self._render(messages)
+                return (*pieces, *self._begun_after(pieces, begun)) if begun else pieces
+
+    def _begun_after(self, pieces: tuple[Text, ...], begun: str) -> tuple[Text, ...]:
+        """Return how an answer begins; thoughts that the template has opened are closed before."""
+        reasoning = self._reasoning_after(pieces)
+        if reasoning is None or not reasoning.opened:
+            return (Text(begun),)
+        return Text(reasoning.ends[0], special=True), Text(begun)
 
     def _reasoning_after(self, prompt: tuple[Text | Tokens, ...]) -> Reasoning | None:
         if (tags := self._tags) is None:
@@ -270,6 +324,14 @@ class Service:
         finally:
             slot.listeners.discard(listener)
 
+    async def meters(self) -> Meters | None:
+        """Return what the engine holds and does now; None while nothing is loaded, or where it is too busy to tell."""
+        if self._slot is not None:
+            with contextlib.suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(METERS_S):
+                    return await self._slot.engine.meters()
+        return None
+
     @property
     def why_no_disk(self) -> str:
         """Why no KV is kept on disk; empty where it is."""
@@ -323,6 +385,7 @@ class Service:
             info,
             self._sandbox,
             self._grammars,
+            kv_folder=self._folders.kv,
             deterministic=self._settings.deterministic,
             why_no_disk=self._kv.why_no_disk,
         )

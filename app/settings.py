@@ -49,12 +49,20 @@ class Folders:
         return self.data / "models"
 
     @property
+    def history_file(self) -> Path:
+        return self.data / "history.db"
+
+    @property
     def logs(self) -> Path:
         return self.state / "logs"
 
     @property
     def kv(self) -> Path:
         return self.cache / "kv"
+
+    @property
+    def templates(self) -> Path:
+        return self.config / "templates"
 
     @property
     def server_file(self) -> Path:
@@ -87,7 +95,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`model` is used where none is named; `context` and `threads` None mean what suits the model and the machine.
 
     `cache_ram_mib` and `cache_disk_mib` cap what computed prompts may take beside the context; 0 switches that off.
-    `deterministic` is for requests that do not say.
+    `deterministic` is for requests that do not say. `history` keeps conversations. `urls` allows commands to attach what a
+    URL names. `theme` and `keys` (by the action's id) are the chat's.
     """
 
     model: str | None = None
@@ -96,6 +105,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_ram_mib: _AtLeastZero | None = None
     cache_disk_mib: _AtLeastZero | None = None
     deterministic: bool = False
+    history: bool = True
+    urls: bool = False
+    theme: str | None = None
+    keys: dict[str, str] = {}
 
 
 def load_settings(folders: Folders, environment: Mapping[str, str] = os.environ) -> Settings:

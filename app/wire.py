@@ -13,6 +13,7 @@ from pinyon.app import errors
 from pinyon.app.ask import Ask
 from pinyon.engine import errors as engine_errors
 from pinyon.engine.errors import InvalidRequestError, ProtocolError
+from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Event
 from pinyon.engine.protocol import FrameBuffer, Loading, encode_frame
 from pinyon.models import errors as model_errors
@@ -75,7 +76,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Generate(msgspec.Struct, frozen=True):
-    """`path` is a loaded model's, as Loaded gives it."""
+    """An ask, to be answered or estimated. `path` is a loaded model's, as Loaded gives it."""
 
     path: bytes
     ask: Ask
@@ -92,12 +93,32 @@ class Clear(msgspec.Struct, frozen=True):
     older_than_s: float
 
 
+class Forget(msgspec.Struct, frozen=True):
+    """Forget what only this conversation left in the cache."""
+
+    conversation: str
+
+
+class Count(msgspec.Struct, frozen=True):
+    """Count the tokens of a piece of text. `path` is a loaded model's, as Loaded gives it."""
+
+    path: bytes
+    text: str
+
+
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+    """`digest` is the SHA-256 of the weights in hex, empty while it is unknown."""
+
     path: bytes
     name: str
     context_tokens: int
     threads: int
     why_no_disk: str
+    digest: str = ""
+
+
+class Counted(msgspec.Struct, frozen=True, tag="counted"):
+    tokens: int
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -116,13 +137,14 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
         return _TOLD.get(self.kind, errors.ServerError)(self.message)
 
 
-FromServer: TypeAlias = Loading | Loaded | Refused | Event
+ToServer: TypeAlias = Load | Generate | Cancel | Clear | Forget | Count
+FromServer: TypeAlias = Loading | Loaded | Refused | Estimate | Counted | Event
 
-_Body = TypeVar("_Body", Load, Generate, Cancel, Clear)
+_Body = TypeVar("_Body", Load, Generate, Cancel, Clear, Forget, Count)
 _from_server: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)
 
 
-def encode(message: Load | Generate | Cancel | Clear | FromServer) -> bytes:
+def encode(message: ToServer | FromServer) -> bytes:
     """Return one frame. Raises InvalidRequestError as engine.protocol.encode_frame does."""
     return encode_frame(message)
 

@@ -20,10 +20,11 @@ def choice_sampling(request: GenerateRequest) -> Iterator[SamplingParams]:
 
 
 class Answer:
-    """All choices of a request; each goes its own way to its end."""
+    """All choices of a request that came at a time (time.monotonic); each goes its own way to its end."""
 
-    def __init__(self, choices: Sequence[Choice]) -> None:
+    def __init__(self, choices: Sequence[Choice], came_at: float) -> None:
         self._choices = choices
+        self.came_at = came_at
 
     @property
     def open(self) -> list[Choice]:

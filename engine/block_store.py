@@ -83,6 +83,15 @@ class BlockStore:
         self._elsewhere: frozenset[bytes] = frozenset()
         self._noted: list[tuple[str, bytes]] = []
 
+    @property
+    def ram_bytes(self) -> int:
+        return self._ram.used_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """Also of files that are being written."""
+        return self._files.used_bytes
+
     def root(self, namespace: str) -> Block:
         """Return the beginning of every chain of a namespace."""
         return self._root(hashlib.sha256(namespace.encode()).digest())

@@ -74,7 +74,11 @@ class CacheNotes:
 
     def __init__(self, folder: Path, cap_bytes: int) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-notes")
-        self._database = self._thread.submit(_opened_or_begun, folder, cap_bytes).result()
+        try:
+            self._database = self._thread.submit(_opened_or_begun, folder, cap_bytes).result()
+        except BaseException:
+            self._thread.shutdown()
+            raise
         self._unwritten: list[tuple[str, bytes]] = []
         """Whose blocks are is not lost when it cannot be written: they could not be forgotten any more."""
 

@@ -17,8 +17,10 @@ from pinyon.engine.errors import (
     ProtocolError,
     error_of,
 )
+from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Event, Removed
-from pinyon.engine.protocol import FromWorker
+from pinyon.engine.meters import Meters
+from pinyon.engine.protocol import Reply
 from pinyon.engine.request import GenerateRequest, Text, Tokens
 from pinyon.engine.worker_process import WORKER_COMMAND, WorkerProcess
 
@@ -130,6 +132,25 @@ class EngineClient:
             return Removed(reply.blocks, reply.size_bytes)
         raise _call_error(reply)
 
+    async def estimate(self, request: GenerateRequest) -> Estimate:
+        """Return what a request would find in the cache. Raises EngineError, as the request would fail."""
+        process, _ = await self._ready()
+        reply = await process.call(lambda number: protocol.MakeEstimate(number, request))
+        if isinstance(reply, protocol.EstimateReply):
+            return reply.estimate
+        raise _call_error(reply)
+
+    async def meters(self) -> Meters | None:
+        """Return what the engine holds and does now; None while nothing is loaded."""
+        if self.state is not EngineState.READY or self._process is None:
+            return None
+        with contextlib.suppress(EngineCrashedError):
+            reply = await self._process.call(protocol.ReadMeters)
+            if isinstance(reply, protocol.MetersReply):
+                return reply.meters
+            raise _call_error(reply)
+        return None
+
     @property
     def why_no_disk(self) -> str:
         """Why the worker keeps no KV on disk although it should; empty where it does, or should not."""
@@ -193,7 +214,7 @@ class EngineClient:
             self._live = asyncio.create_task(self._load()) if self._process.was_used else None
 
 
-def _call_error(reply: FromWorker) -> EngineError:
+def _call_error(reply: Reply) -> EngineError:
     if isinstance(reply, protocol.CallFailed):
         return error_of(reply.failed)
     return ProtocolError(f"the worker answered a call with {type(reply).__name__}")

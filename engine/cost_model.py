@@ -17,6 +17,11 @@ class Rate:
     def value(self) -> float:
         return self._value
 
+    @property
+    def per_s(self) -> float:
+        """Units per second as measured; 0 while nothing was."""
+        return 1 / self._value if self._measured and self._value else 0.0
+
     def measure(self, units: int, seconds: float) -> None:
         new = seconds / units
         self._value = new if not self._measured else (1 - _MEMORY) * self._value + _MEMORY * new
@@ -29,6 +34,16 @@ class CostModel:
     def __init__(self) -> None:
         self._prefill_s_per_token = Rate(1e-2)
         self._restore_s_per_byte = Rate(1e-9)
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """0 while nothing was measured."""
+        return self._prefill_s_per_token.per_s
+
+    @property
+    def restore_bytes_per_s(self) -> float:
+        """0 while nothing was measured."""
+        return self._restore_s_per_byte.per_s
 
     def prefill_s(self, tokens: int) -> float:
         return tokens * self._prefill_s_per_token.value

@@ -6,15 +6,19 @@ from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
+import msgspec
+
 from pinyon.engine.answer import Answer, choice_sampling
 from pinyon.engine.answer_memory import AnswerMemory
 from pinyon.engine.batch import Batch
 from pinyon.engine.cache_notes import CacheNotes, Note
 from pinyon.engine.config import LONG_TEXT_CHARS
 from pinyon.engine.errors import ContextOverflowError, EngineError, InvalidRequestError
+from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Event, Finished, FinishReason, Progress, Removed
 from pinyon.engine.gate import Constraint
 from pinyon.engine.kv_folder import DiskTier
+from pinyon.engine.meters import Meters
 from pinyon.engine.native import Candidates, Logits
 from pinyon.engine.request import GenerateRequest, Grammar, Prompt, Tokens, text_chars
 from pinyon.engine.sampler import Sampler
@@ -46,6 +50,11 @@ class Forgetting(NamedTuple):
 
     removed: Removed
     done: Future[None]
+
+
+def monotonic_at(time_s: float) -> float:
+    """Return what time.monotonic says of a time in seconds since 1970."""
+    return time.monotonic() - (time.time() - time_s)
 
 
 class Engine:
@@ -89,7 +98,7 @@ class Engine:
         return Prepared(request, prompt, self._constraints(request))
 
     def _encode(self, request: GenerateRequest) -> list[int]:
-        if request.deterministic:  # what was answered before must not count
+        if request.deterministic or not request.use_cache:  # what was answered before must not count
             return self._vocab.encode(request.prompt)
         return self._vocab.encode(request.prompt, partial(self._past_answers.find, request.namespace))
 
@@ -115,8 +124,8 @@ class Engine:
         if least >= self.context_tokens:
             raise ContextOverflowError(least, self.context_tokens, is_estimate=True)
 
-    def submit(self, prepared: Prepared) -> list[Emitted]:
-        """Queue a prepared request; tell that it is accepted."""
+    def submit(self, prepared: Prepared, came_at: float | None = None) -> list[Emitted]:
+        """Queue a prepared request that came at a time (time.monotonic), None for just now; tell that it is accepted."""
         request, prompt, constraints = prepared
         assert request.id not in self._answers, "the client gives every open request an id of its own"
         choices = []
@@ -135,8 +144,17 @@ class Engine:
                 )
             )
             self._scheduler.add(choices[-1])
-        self._answers[request.id] = Answer(choices)
+        self._answers[request.id] = Answer(choices, time.monotonic() if came_at is None else came_at)
         return [(request.id, Progress(0, len(prompt)))]
+
+    def estimate(self, prepared: Prepared) -> Estimate:
+        """Return what a request would find of its prompt if it was submitted now. Changes nothing."""
+        return self._kv.estimate(prepared.request, prepared.prompt)
+
+    def meters(self) -> Meters:
+        """Return what the engine holds and does; the process and devices are not known here."""
+        running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        return msgspec.structs.replace(self._kv.meters(), running=running, waiting=waiting)
 
     def cancel(self, request_id: str) -> list[Emitted]:
         """End a request in whatever state it is; one that has ended already is left alone."""
@@ -189,10 +207,10 @@ class Engine:
         return Forgetting(removed, self._then(lambda notes, files: notes.forget(conversation, files)))
 
     def forget_before(self, time_s: float) -> Forgetting:
-        """Forget what was kept before a time, in seconds since 1970. Requests that began before go on, and leave nothing."""
-        age_s = time.time() - time_s
-        for sequence in self._open():
-            if time.monotonic() - sequence.created > age_s:
+        """Forget what was kept before a time, in seconds since 1970. Requests that came before go on, and leave nothing."""
+        until = monotonic_at(time_s)
+        for answer in self._answers.values():
+            for sequence in answer.open if answer.came_at < until else ():
                 self._kv.leave_no_trace(sequence)
         removed = self._kv.forget_before(time_s)
         self._past_answers.forget_before(time_s)

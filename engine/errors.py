@@ -101,6 +101,8 @@ def error_of(failed: Failed) -> EngineError:
         case FailureKind.INVALID_REQUEST:
             return InvalidRequestError(failed.message, failed.param)
         case FailureKind.CONTEXT_OVERFLOW:
-            return ContextOverflowError(**failed.data, is_estimate=True)  # calls have no exact one
+            error = ContextOverflowError(failed.data["prompt_tokens"], failed.data["context_tokens"])
+            error.args = (failed.message,)  # which knows whether the tokens were counted
+            return error
         case _:
             return EngineError(failed.message)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from pinyon.engine.block import BLOCK_TOKENS, Block, Payload
 from pinyon.engine.block_file import BlockDamagedError
@@ -64,14 +64,36 @@ class Restore:
         return (0, 0) if self.leaf.lacks_checkpoint else (self.ram_tokens, self.disk_tokens)
 
     def count(self, hit: Hit, tokens: int, *, is_file: bool) -> None:
-        """Count tokens that came back. With a checkpoint come all before it, if from nowhere slower then from there."""
-        if not hit.block.tokens:
-            self.disk_tokens = hit.end if is_file else self.disk_tokens
-            self.ram_tokens = hit.end - self.disk_tokens
-        elif is_file:
-            self.disk_tokens += tokens
-        else:
-            self.ram_tokens += tokens
+        """Count tokens that came back."""
+        self.ram_tokens, self.disk_tokens = _counted((self.ram_tokens, self.disk_tokens), hit, tokens, is_file=is_file)
+
+
+def _counted(by_tier: tuple[int, int], hit: Hit, tokens: int, *, is_file: bool) -> tuple[int, int]:
+    """Add tokens to those from RAM or from disk. With a checkpoint come all before it, if from nowhere slower then from there."""
+    ram, disk = by_tier
+    if not hit.block.tokens:
+        disk = hit.end if is_file else disk
+        return hit.end - disk, disk
+    return (ram, disk + tokens) if is_file else (ram + tokens, disk)
+
+
+class Missing(NamedTuple):
+    """The first `kept` tokens of a sequence stay, `usable` of them without what `hits` bring back."""
+
+    kept: int
+    usable: int
+    hits: list[Hit]
+
+    @property
+    def by_tier(self) -> tuple[int, int, int]:
+        """Tokens in the context, and those from RAM and from disk, once all has come back."""
+        if not self.hits:
+            return self.usable, 0, 0
+        position, by_tier = self.kept, (0, 0)
+        for hit in self.hits:
+            by_tier = _counted(by_tier, hit, hit.end - position, is_file=hit.block.payload is None)
+            position = hit.end
+        return position - sum(by_tier), *by_tier
 
 
 class KvBlocks:
@@ -104,44 +126,72 @@ class KvBlocks:
 
         The last block may come back `in_part`, if that is right.
         """
-        hits = self._usable(self._store.find(namespace, tokens[:-1]), in_part=in_part)
+        hits = self._usable(namespace, tokens, in_part=in_part)
+        found = self._found(namespace, tokens, hits)
         held = [hit.block for hit in hits if hit.end <= leaf.length and hit.tokens == BLOCK_TOKENS]
         self._stored[leaf] = held[-1] if held else self._store.root(namespace)
-        missing = deque(self._missing(leaf, hits, namespace, tokens))
-        for hit in hits:
+        for hit in [*hits, *found[-1:]]:
             if hit.tokens == len(hit.block.tokens):
                 self._note(leaf, hit.block)
-        patience_s = self._costs.prefill_s(missing[-1].end - leaf.usable_length) if missing else 0.0
-        if missing and self._restore_s(missing) >= patience_s:
+        missing = self._missing(found, leaf.length, lacks_checkpoint=leaf.lacks_checkpoint)
+        if not self._is_worth_it(missing):
             restore = Restore(leaf, deque())
             self.give_up(restore, Miss.NOT_WORTH_IT)
             return restore
-        if missing:
-            self._store.touch(missing[-1].block)
-        return Restore(leaf, missing, self._clock() + patience_s, gap=self._gap(leaf, hits, namespace, tokens))
-
-    def _missing(self, leaf: Leaf, hits: Sequence[Hit], namespace: str, tokens: Sequence[int]) -> list[Hit]:
-        """Return what a leaf lacks of the beginning of a prompt; take from it what does not lead to a checkpoint any more."""
-        if self.checkpoints is None:
-            return [hit for hit in hits if hit.end > leaf.length]
-        found = self.checkpoints.find(namespace, tokens[:-1])
-        reach = found[-1].end if found else 0
-        if found:
-            self._note(leaf, found[-1].block)
-        if leaf.lacks_checkpoint and reach < leaf.length:
+        if missing.kept < leaf.length:
             self._start_again(leaf)
-        if not leaf.lacks_checkpoint and reach <= leaf.length:
-            return []
-        leaf.lacks_checkpoint = True
-        return [hit for hit in found if hit.end > leaf.length or not hit.block.tokens]
+        if missing.hits:
+            leaf.lacks_checkpoint = self.checkpoints is not None
+            self._store.touch(missing.hits[-1].block)
+        patient_until = self._clock() + self._compute_s(missing)
+        known = hits if in_part else self._store.find(namespace, tokens[:-1])
+        return Restore(leaf, deque(missing.hits), patient_until, gap=self._gap(leaf, known, namespace, tokens))
+
+    def expected(
+        self,
+        namespace: str,
+        tokens: Sequence[int],
+        length: int,
+        *,
+        lacks_checkpoint: bool = False,
+        in_part: bool = True,
+    ) -> Missing:
+        """Return what `begin` would decide for a sequence that holds the first `length` tokens. Changes nothing."""
+        hits = self._usable(namespace, tokens, in_part=in_part)
+        missing = self._missing(self._found(namespace, tokens, hits), length, lacks_checkpoint=lacks_checkpoint)
+        return missing if self._is_worth_it(missing) else Missing(missing.usable, missing.usable, [])
+
+    def _found(self, namespace: str, tokens: Sequence[int], hits: list[Hit]) -> list[Hit]:
+        """Return what could come back of the beginning of a prompt: its blocks, or those that lead to its last checkpoint."""
+        return hits if self.checkpoints is None else self.checkpoints.find(namespace, tokens[:-1])
+
+    def _missing(self, found: Sequence[Hit], length: int, *, lacks_checkpoint: bool) -> Missing:
+        """Return what a sequence of this length lacks of what was found; what does not lead to a checkpoint is of no use to it."""
+        reach = found[-1].end if found else 0
+        kept = 0 if lacks_checkpoint and reach < length else length
+        usable = 0 if lacks_checkpoint else length
+        if reach <= usable:
+            return Missing(kept, usable, [])
+        return Missing(kept, usable, [hit for hit in found if hit.end > kept or not hit.block.tokens])
+
+    def _is_worth_it(self, missing: Missing) -> bool:
+        """Whether computing would not be quicker."""
+        return not missing.hits or self.restore_s(missing.hits) < self._compute_s(missing)
+
+    def _compute_s(self, missing: Missing) -> float:
+        return self._costs.prefill_s(missing.hits[-1].end - missing.usable) if missing.hits else 0.0
 
     def _start_again(self, leaf: Leaf) -> None:
         *_, root = self._stored[leaf].chain()
         self._stored[leaf] = root
         self._cells.empty(leaf)
 
-    def _usable(self, hits: list[Hit], *, in_part: bool) -> list[Hit]:
-        """Leave out a last block of which a part is asked for, also where the window is so narrow that blocks hold their ends' alone."""
+    def _usable(self, namespace: str, tokens: Sequence[int], *, in_part: bool) -> list[Hit]:
+        """Return the blocks that hold a prompt's beginning. Of the last a part may be used if it may come back `in_part`.
+
+        Where the window is so narrow that blocks hold their ends' alone, it may not.
+        """
+        hits = self._store.find(namespace, tokens[:-1])
         has_ends_only = 0 < self._cells.window < BLOCK_TOKENS
         if hits and hits[-1].end < hits[-1].block.end and (has_ends_only or not in_part):
             return hits[:-1]
@@ -161,7 +211,8 @@ class KvBlocks:
         following = last.following(COMPARED_TOKENS)
         return Gap.between(following, tokens, last.end) if following else Gap(Miss.NEW, last.end)
 
-    def _restore_s(self, hits: Iterable[Hit]) -> float:
+    def restore_s(self, hits: Iterable[Hit]) -> float:
+        """Return how long it takes to bring blocks back."""
         return self._costs.restore_s(sum(hit.block.payload_bytes for hit in hits))
 
     def restore(self, restore: Restore, budget_s: float, *, may_wait: bool) -> None:

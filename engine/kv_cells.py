@@ -76,6 +76,14 @@ class KvCells:
         match = self.match(namespace, tokens)
         return 0 if match.idle_leaf is None else match.length
 
+    def found(self, namespace: str, tokens: Sequence[int]) -> tuple[int, bool]:
+        """Return how many of the tokens `begin` would find, and whether the sequence would lack their checkpoint."""
+        match = self.match(namespace, tokens[:-1])
+        return match.length, self._lacks_checkpoint(match) and match.idle_leaf is None
+
+    def _lacks_checkpoint(self, forked: Match) -> bool:
+        return self.needs_checkpoints and forked.length > 0
+
     def room_for(self, namespace: str, tokens: Sequence[int]) -> int:
         """Return how many tokens a request that begins with these could have in all, if no other one grew."""
         match = self.match(namespace, tokens[:-1])
@@ -106,7 +114,7 @@ class KvCells:
             for target in self.ids_of(sequence_id):
                 self._memory.copy_sequence(source.sequence_id, target, 0, match.length)
         leaf = self._tree.fork(match, sequence_id)
-        leaf.lacks_checkpoint = self.needs_checkpoints and match.length > 0
+        leaf.lacks_checkpoint = self._lacks_checkpoint(match)
         return leaf
 
     def ids_of(self, sequence_id: int) -> tuple[int, ...]:

@@ -21,11 +21,29 @@ from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
 from pinyon.engine.errors import BindingError, DoesNotFitError, ModelLoadError, NativeError
+from pinyon.engine.meters import Vram
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 PINNED_VERSION: Final = "0.3.36"
+
+_DEVICE_FUNCTIONS: Final = (
+    ("ggml_backend_dev_count", ctypes.c_size_t),
+    ("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t),
+    ("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p),
+    ("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p),
+    (
+        "ggml_backend_dev_memory",
+        None,
+        ctypes.c_void_p,
+        ctypes.POINTER(ctypes.c_size_t),
+        ctypes.POINTER(ctypes.c_size_t),
+    ),
+)
+"""Functions of ggml-backend.h: name, type of the result, types of the arguments."""
+_GPU_TYPES: Final = {1, 2}
+"""A GPU, and one that is a part of the CPU."""
 
 Logits: TypeAlias = NDArray[np.float32]
 """Shape (rows, vocabulary), or (vocabulary,) for one row. A view of native memory, valid until the next decode."""
@@ -85,6 +103,24 @@ class NativeLog:
         lines = [re.sub(r"^\w+: ", "", line) for line in self._recent]
         self._recent.clear()
         return "; ".join(dict.fromkeys(lines)) or "llama.cpp gave no reason"
+
+
+def video_memory(ggml: ctypes.CDLL = lib._lib) -> tuple[Vram, ...]:  # noqa: SLF001  the binding has no functions for devices
+    """Return what all programs together use of the devices that are GPUs."""
+    if not hasattr(ggml, "ggml_backend_dev_count"):  # Windows does not look into the libraries that this one needs
+        return ()
+    for name, result, *arguments in _DEVICE_FUNCTIONS:
+        function = getattr(ggml, name)
+        function.restype, function.argtypes = result, arguments
+    found = []
+    for index in range(ggml.ggml_backend_dev_count()):
+        device = ggml.ggml_backend_dev_get(index)
+        if ggml.ggml_backend_dev_type(device) in _GPU_TYPES:
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            ggml.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+            name = ggml.ggml_backend_dev_name(device).decode("utf-8", "replace")
+            found.append(Vram(name, total.value - free.value, total.value))
+    return tuple(found)
 
 
 class Model:
@@ -330,6 +366,7 @@ class Context:
         stretched = original is not None and params.n_ctx > int(original)
         return (
             lib.llama_version().decode(),
+            lib.llama_print_system_info().decode(),  # one version is compiled for other processors, too
             f"state {lib.LLAMA_STATE_SEQ_VERSION}",
             f"types {params.type_k} {params.type_v}",
             f"flash attention {params.flash_attn_type}",

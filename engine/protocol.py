@@ -10,10 +10,12 @@ import msgspec
 
 from pinyon.engine.config import EngineConfig, EngineInfo
 from pinyon.engine.errors import InvalidRequestError, ProtocolError
+from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Event, Failed, FailureKind
+from pinyon.engine.meters import Meters
 from pinyon.engine.request import GenerateRequest, Text, Tokens
 
-VERSION: Final = 2
+VERSION: Final = 3
 HEADER_BYTES: Final = 4
 MAX_FRAME_BYTES: Final = 64 << 20
 
@@ -49,7 +51,18 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
     before_s: float = 0.0
 
 
-ToWorker: TypeAlias = Start | Generate | Cancel | Tokenize | Detokenize | Forget
+class MakeEstimate(msgspec.Struct, frozen=True, tag="estimate"):
+    """Tell what a request would find in the cache, without starting it."""
+
+    call: int
+    request: GenerateRequest
+
+
+class ReadMeters(msgspec.Struct, frozen=True, tag="meters"):
+    call: int
+
+
+ToWorker: TypeAlias = Start | Generate | Cancel | Tokenize | Detokenize | Forget | MakeEstimate | ReadMeters
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -98,14 +111,24 @@ class ForgetReply(msgspec.Struct, frozen=True, tag="forgotten"):
     size_bytes: int
 
 
+class EstimateReply(msgspec.Struct, frozen=True, tag="estimated"):
+    call: int
+    estimate: Estimate
+
+
+class MetersReply(msgspec.Struct, frozen=True, tag="measured"):
+    call: int
+    meters: Meters
+
+
 class CallFailed(msgspec.Struct, frozen=True, tag="call_failed"):
     call: int
     failed: Failed
 
 
-FromWorker: TypeAlias = (
-    Loading | Ready | LoadFailed | NoDisk | Events | TokenizeReply | DetokenizeReply | ForgetReply | CallFailed
-)
+Reply: TypeAlias = TokenizeReply | DetokenizeReply | ForgetReply | EstimateReply | MetersReply | CallFailed
+"""What ends a call."""
+FromWorker: TypeAlias = Loading | Ready | LoadFailed | NoDisk | Events | Reply
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

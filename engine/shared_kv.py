@@ -8,14 +8,16 @@ from typing import Final
 from pinyon.engine.batch import Batch
 from pinyon.engine.block_store import BlockStore, Noted
 from pinyon.engine.cache_report import COMPARED_TOKENS, Gap, Miss
-from pinyon.engine.checkpoints import block_end
+from pinyon.engine.checkpoints import Checkpoints, block_end
 from pinyon.engine.cost_model import CostModel
+from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Removed
-from pinyon.engine.kv_blocks import KvBlocks
+from pinyon.engine.kv_blocks import KvBlocks, Missing
 from pinyon.engine.kv_cells import KvCells
 from pinyon.engine.kv_folder import DiskTier
+from pinyon.engine.meters import Meters
 from pinyon.engine.prefix_tree import Leaf, common_length
-from pinyon.engine.request import without_traces
+from pinyon.engine.request import GenerateRequest, without_traces
 from pinyon.engine.sequence import Sequence as Choice
 from pinyon.engine.sequence import State
 
@@ -64,17 +66,59 @@ class SharedKv:
         """The cells that requests hold, without those that were left for others."""
         return self._cells.cells - self._cells.available
 
+    def meters(self) -> Meters:
+        """Return what is in the context and beside it, and how fast it is computed and brought back."""
+        return Meters(
+            cells=self._cells.cells,
+            held_cells=self.held_cells,
+            idle_cells=self._cells.available - self._cells.free,
+            kv_ram_bytes=self._store.ram_bytes,
+            kv_disk_bytes=self._store.disk_bytes,
+            prefill_tokens_per_s=self._costs.prefill_tokens_per_s,
+            restore_bytes_per_s=self._costs.restore_bytes_per_s,
+        )
+
+    def estimate(self, request: GenerateRequest, tokens: Sequence[int]) -> Estimate:
+        """Return what `begin` would find for a request with this prompt, and what the rest would take. Changes nothing."""
+        missing = self._expected(request, tokens)
+        resident, ram, disk = missing.by_tier
+        return Estimate(
+            len(tokens),
+            resident,
+            ram,
+            disk,
+            compute_s=self._costs.prefill_s(len(tokens) - resident - ram - disk),
+            restore_s=self._blocks.restore_s(missing.hits),
+            is_measured=self._costs.prefill_tokens_per_s > 0,
+        )
+
+    def _expected(self, request: GenerateRequest, tokens: Sequence[int]) -> Missing:
+        namespace, wants_blocks = request.namespace, request.use_cache and not request.private
+        if request.deterministic and wants_blocks and self._checkpoints is None:
+            return self._blocks.expected(namespace + _CANONICAL, tokens, 0, in_part=False)
+        if not self._is_sharing(request):
+            return Missing(0, 0, [])
+        length, lacks_checkpoint = self._cells.found(namespace, self._sharable(request, tokens))
+        if not wants_blocks:
+            return Missing(length, length, [])
+        return self._blocks.expected(namespace, tokens, length, lacks_checkpoint=lacks_checkpoint)
+
     def shares(self, sequence: Choice) -> bool:
         """Whether a sequence takes what others have in the context, and leaves to others what it has."""
-        return sequence.request.use_cache and not sequence.request.deterministic
+        return self._is_sharing(sequence.request)
+
+    @staticmethod
+    def _is_sharing(request: GenerateRequest) -> bool:
+        return request.use_cache and not request.deterministic
 
     def room_for(self, sequence: Choice) -> int:
         """Return how many tokens a sequence could have in all if it began now and no other one grew."""
-        return self._cells.room_for(sequence.request.namespace, self._sharable(sequence))
+        return self._cells.room_for(sequence.request.namespace, self._sharable(sequence.request, sequence.tokens))
 
     def known_tokens(self, sequence: Choice) -> int:
         """Return how many tokens a sequence would find in the context."""
-        return self._cells.match(sequence.request.namespace, self._sharable(sequence)).length
+        request = sequence.request
+        return self._cells.match(request.namespace, self._sharable(request, sequence.tokens)).length
 
     def shared_tokens(self, sequence: Choice, other: Choice) -> int:
         """Return how many tokens a sequence could take from what another one reads, all but its last at most."""
@@ -107,7 +151,7 @@ class SharedKv:
         following, matched = match.following(COMPARED_TOKENS), match.length
         if request.private and match.idle_leaf is not None:
             self._blocks.save_all_of(match.idle_leaf)  # what an earlier request left in it; nothing that comes now
-        leaf = self._cells.begin(request.namespace, self._sharable(sequence))
+        leaf = self._cells.begin(request.namespace, self._sharable(request, tokens))
         if leaf is None:
             return False
         leaf.is_private, leaf.conversation = request.private, request.conversation
@@ -273,15 +317,15 @@ class SharedKv:
         """Raise AssertionError where cells or sequence ids are lost or held twice."""
         self._cells.check()
 
-    def _sharable(self, sequence: Choice) -> Sequence[int]:
-        """Return the beginning of a sequence of which all but the last token can be taken from others."""
-        if not self.shares(sequence):
+    def _sharable(self, request: GenerateRequest, tokens: Sequence[int]) -> Sequence[int]:
+        """Return the beginning of a request's tokens of which all but the last can be taken from others."""
+        if not self._is_sharing(request):
             return ()
-        return sequence.tokens if self._checkpoints is None else sequence.tokens[: self._reach(sequence) + 1]
+        if self._checkpoints is None:
+            return tokens
+        return tokens[: self._reach(self._checkpoints, request, tokens[:-1]) + 1]
 
-    def _reach(self, sequence: Choice) -> int:
-        """Return up to where there is a state that a sequence can go on from."""
-        assert self._checkpoints is not None, "otherwise it can everywhere"
-        namespace, tokens = sequence.request.namespace, sequence.tokens[:-1]
-        found = [] if sequence.request.private else self._checkpoints.find(namespace, tokens)
-        return max(self._cells.resumable(namespace, tokens), found[-1].end if found else 0)
+    def _reach(self, checkpoints: Checkpoints, request: GenerateRequest, tokens: Sequence[int]) -> int:
+        """Return up to where there is a state that a request can go on from."""
+        found = [] if request.private else checkpoints.find(request.namespace, tokens)
+        return max(self._cells.resumable(request.namespace, tokens), found[-1].end if found else 0)

@@ -18,27 +18,42 @@ import signal
 import sqlite3
 import sys
 import threading
+import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import BinaryIO, Final, TypeAlias
+from typing import BinaryIO, Final, NamedTuple, TypeAlias
+
+import msgspec
 
 if sys.platform != "win32":
     import resource
 
 from pinyon.engine import protocol
 from pinyon.engine.config import LONG_TEXT_CHARS, EngineConfig
-from pinyon.engine.engine import Emitted, Engine, Prepared
+from pinyon.engine.engine import Emitted, Engine, Prepared, monotonic_at
 from pinyon.engine.errors import EngineError, ProtocolError
 from pinyon.engine.events import Finished, FinishReason, Timings, Usage
 from pinyon.engine.kv_folder import DiskTier, open_tier
 from pinyon.engine.loader import LoadedEngine, load_engine
-from pinyon.engine.native import NativeLog
-from pinyon.engine.protocol import Cancel, Detokenize, Forget, FromWorker, Generate, NoDisk, Tokenize
+from pinyon.engine.memory_use import available_bytes, resident_bytes
+from pinyon.engine.meters import Meters
+from pinyon.engine.native import NativeLog, video_memory
+from pinyon.engine.protocol import (
+    Cancel,
+    Detokenize,
+    Forget,
+    FromWorker,
+    Generate,
+    MakeEstimate,
+    NoDisk,
+    ReadMeters,
+    Tokenize,
+)
 from pinyon.engine.request import GenerateRequest, text_chars, without_traces
 
 NATIVE_STACK_BYTES: Final = 256 << 20
@@ -50,8 +65,22 @@ STOP_LIMIT_S: Final = 1.5
 
 Refused: TypeAlias = tuple[GenerateRequest, EngineError]
 """A request with what is wrong with it."""
-Command: TypeAlias = Prepared | Refused | Cancel | DiskTier | NoDisk | Forget | None
-TextWork: TypeAlias = Generate | Tokenize | Detokenize
+
+
+class _Coming(NamedTuple):
+    """A request that is being prepared, and when it came (time.monotonic)."""
+
+    request: GenerateRequest
+    came_at: float
+
+
+class _Estimating(NamedTuple):
+    call: int
+    prepared: Prepared
+
+
+Command: TypeAlias = Prepared | Refused | Cancel | DiskTier | NoDisk | Forget | _Estimating | ReadMeters | None
+TextWork: TypeAlias = Generate | Tokenize | Detokenize | MakeEstimate
 
 
 class Worker:
@@ -69,18 +98,18 @@ class Worker:
         """Whether no KV would be lost at an end."""
         self._is_safe.set()
         # Requests between main and engine thread. A cancel may overtake its request, which is then dropped when it comes.
-        self._preparing: dict[str, GenerateRequest] = {}
+        self._preparing: dict[str, _Coming] = {}
         self._cancelled_early: Counter[str] = Counter()
 
     def receive(self, message: protocol.ToWorker) -> None:
         """Hand a message to the thread whose work it is. Called by the main thread."""
         match message:
             case Generate():
-                self._preparing[message.request.id] = message.request
+                self._preparing[message.request.id] = _Coming(message.request, time.monotonic())
                 self._queue_for(message).put(message)
-            case Tokenize() | Detokenize():
+            case Tokenize() | Detokenize() | MakeEstimate():
                 self._queue_for(message).put(message)
-            case Cancel():
+            case Cancel() | ReadMeters():
                 self._commands.put(message)
             case Forget():  # also what is on disk, so that must be known first
                 self._disk_is_settled.add_done_callback(lambda _settled: self._commands.put(message))
@@ -100,7 +129,7 @@ class Worker:
         self._send(protocol.Ready(protocol.VERSION, loaded.info))
         gc.freeze()  # what loading made lives as long as the process: later collections need not walk it
         if self._config.kv_folder is not None:
-            start_thread("disk", partial(self._open_disk, self._config.kv_folder, loaded.context.kv_settings))
+            start_thread("disk", partial(self._open_disk, self._config.kv_folder, loaded))
             wait([self._disk_is_settled], DISK_WAIT_S)
         else:
             self._disk_is_settled.set_result(None)
@@ -117,11 +146,12 @@ class Worker:
         engine.close()
         self._is_safe.set()
 
-    def _open_disk(self, folder: bytes, settings: Sequence[str]) -> None:
+    def _open_disk(self, folder: bytes, loaded: LoadedEngine) -> None:
         """Body of a thread that ends with the disk's blocks at hand, or with a line in the log."""
-        model = Path(os.fsdecode(self._config.model_path))
+        model, settings = Path(os.fsdecode(self._config.model_path)), loaded.context.kv_settings
+        cap_bytes = self._config.kv_disk_cap_bytes
         try:
-            tier = open_tier(Path(os.fsdecode(folder)), model, settings, self._config.kv_disk_cap_bytes)
+            tier = open_tier(Path(os.fsdecode(folder)), model, settings, cap_bytes, loaded.file_identity)
         except (OSError, sqlite3.Error) as error:
             reason = str(error).encode(errors="backslashreplace").decode()  # it may name a path that is no text
             print(f"no KV is kept on disk: {reason}", file=sys.stderr, flush=True)
@@ -167,9 +197,12 @@ class Worker:
             else:
                 self._reply(loaded, message)
 
-    def _reply(self, loaded: LoadedEngine, message: Tokenize | Detokenize) -> None:
+    def _reply(self, loaded: LoadedEngine, message: Tokenize | Detokenize | MakeEstimate) -> None:
         try:
-            self._send(_answer(loaded, message))
+            if isinstance(message, MakeEstimate):
+                self._commands.put(_Estimating(message.call, loaded.engine.prepare(message.request)))
+            else:
+                self._send(_answer(loaded, message))
         except EngineError as error:  # also of a reply that no frame holds
             self._send(protocol.CallFailed(message.call, error.as_event()))
 
@@ -183,28 +216,30 @@ class Worker:
     def _obey(self, engine: Engine, command: Command) -> list[Emitted]:
         match command:
             case None:
-                return []
+                pass
             case DiskTier():
                 engine.use_disk(command)
-                return []
             case NoDisk():
                 engine.use_disk(None)
-                return []
             case Forget():
                 self._forget(engine, command)
-                return []
-            case Cancel():
-                return self._cancel(engine, command.request_id)
+            case _Estimating(call, prepared):
+                self._send(protocol.EstimateReply(call, engine.estimate(prepared)))
+            case ReadMeters(call):
+                self._send(protocol.MetersReply(call, self._meters(engine)))
+            case Cancel(request_id):
+                return self._cancel(engine, request_id)
             case _:
                 return self._submit(engine, command)
+        return []
 
     def _forget(self, engine: Engine, command: Forget) -> None:
+        for coming in [*self._preparing.values()]:
+            if _is_meant(command, coming):
+                self._preparing[coming.request.id] = coming._replace(request=without_traces(coming.request))
         if command.conversation is None:
             removed, done = engine.forget_before(command.before_s)
         else:
-            for request in [*self._preparing.values()]:
-                if request.conversation == command.conversation:
-                    self._preparing[request.id] = without_traces(request)
             removed, done = engine.forget(command.conversation)
 
         def reply(done: Future[None]) -> None:
@@ -216,26 +251,44 @@ class Worker:
 
         done.add_done_callback(reply)
 
+    def _meters(self, engine: Engine) -> Meters:
+        meters = engine.meters()
+        preparing = sum(coming.request.n for coming in [*self._preparing.values()])
+        return msgspec.structs.replace(
+            meters,
+            waiting=meters.waiting + preparing,
+            rss_bytes=resident_bytes(),
+            available_bytes=available_bytes(),
+            vram=video_memory(),
+        )
+
     def _cancel(self, engine: Engine, request_id: str) -> list[Emitted]:
-        request = self._preparing.pop(request_id, None)
-        if request is None:
+        coming = self._preparing.pop(request_id, None)
+        if coming is None:
             return engine.cancel(request_id)
         self._cancelled_early[request_id] += 1
-        return [(request_id, _never_started(request))]
+        return [(request_id, _never_started(coming.request))]
 
     def _submit(self, engine: Engine, command: Prepared | Refused) -> list[Emitted]:
         request = command[0]
         if request.id in self._cancelled_early:
             self._cancelled_early -= Counter([request.id])
             return []
-        request = self._preparing.pop(request.id, request)
+        coming = self._preparing.pop(request.id, _Coming(request, time.monotonic()))
         if isinstance(command, Prepared):
-            return engine.submit(command._replace(request=request))
+            return engine.submit(command._replace(request=coming.request), coming.came_at)
         return [(request.id, command[1].as_event())]
 
     def _send_events(self, events: list[Emitted]) -> None:
         if events:
             self._send(protocol.Events(tuple(events)))
+
+
+def _is_meant(command: Forget, coming: _Coming) -> bool:
+    """Whether what is to be forgotten includes what a request is going to leave."""
+    if command.conversation is None:
+        return coming.came_at < monotonic_at(command.before_s)
+    return coming.request.conversation == command.conversation
 
 
 def _never_started(request: GenerateRequest) -> Finished:
@@ -245,7 +298,7 @@ def _never_started(request: GenerateRequest) -> Finished:
 def _chars(work: TextWork) -> int:
     if isinstance(work, Detokenize):
         return 0
-    return text_chars(work.request.prompt if isinstance(work, Generate) else work.prompt)
+    return text_chars(work.prompt if isinstance(work, Tokenize) else work.request.prompt)
 
 
 def _prepare(engine: Engine, request: GenerateRequest) -> Prepared | Refused:

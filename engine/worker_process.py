@@ -22,7 +22,7 @@ from pinyon.engine.errors import (
     ProtocolError,
 )
 from pinyon.engine.events import Event, Failed, Finished
-from pinyon.engine.protocol import FromWorker, ToWorker
+from pinyon.engine.protocol import FromWorker, Reply, ToWorker
 from pinyon.engine.request import GenerateRequest
 
 WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "pinyon.engine.worker")
@@ -78,7 +78,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         self._on_death = on_death
         self._frames = protocol.FrameBuffer()
         self._streams: dict[str, asyncio.Queue[Event]] = {}
-        self._calls: dict[int, asyncio.Future[FromWorker]] = {}
+        self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._call_numbers = itertools.count()
 
     @classmethod
@@ -143,7 +143,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             if not ended and not self.dead.done():  # the id stays taken until the worker has answered the cancel
                 self.post(protocol.Cancel(request.id))
 
-    async def call(self, make: Callable[[int], ToWorker]) -> FromWorker:
+    async def call(self, make: Callable[[int], ToWorker]) -> Reply:
         """Send the message that `make` builds for a call number; return its reply. Raises EngineCrashedError."""
         number = next(self._call_numbers)
         self.post(make(number))
@@ -212,7 +212,14 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             case protocol.Events(events):
                 for request_id, event in events:
                     self._deliver(request_id, event)
-            case protocol.TokenizeReply() | protocol.DetokenizeReply() | protocol.ForgetReply() | protocol.CallFailed():
+            case (
+                protocol.TokenizeReply()
+                | protocol.DetokenizeReply()
+                | protocol.ForgetReply()
+                | protocol.EstimateReply()
+                | protocol.MetersReply()
+                | protocol.CallFailed()
+            ):
                 if (call := self._calls.get(message.call)) is not None and not call.done():
                     call.set_result(message)
             case protocol.Loading(fraction):

@@ -1,6 +1,7 @@
 """GET /metrics: counts and times of this server, for Prometheus."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
@@ -8,9 +9,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from pinyon.app.api.door import Door
+from pinyon.app.api.door import Door, door_of
 from pinyon.engine.client import EngineState
 from pinyon.engine.events import Finished
+from pinyon.engine.meters import Meters
 
 router = APIRouter()
 
@@ -72,9 +74,44 @@ class DoorCollector(Collector):
         yield states
 
 
+_GAUGES: Final = (
+    ("pinyon_context_cells", "Tokens that the context has room for.", "cells"),
+    ("pinyon_context_cells_held", "Those that requests hold.", "held_cells"),
+    ("pinyon_context_cells_idle", "Those that were left for others.", "idle_cells"),
+    ("pinyon_kv_ram_bytes", "KV kept in memory beside the context.", "kv_ram_bytes"),
+    ("pinyon_kv_disk_bytes", "KV kept on disk.", "kv_disk_bytes"),
+    ("pinyon_prefill_tokens_per_second", "Speed of computing prompts, 0 while unknown.", "prefill_tokens_per_s"),
+    ("pinyon_restore_bytes_per_second", "Speed of bringing KV back, 0 while unknown.", "restore_bytes_per_s"),
+    ("pinyon_engine_resident_bytes", "Memory of the engine process.", "rss_bytes"),
+    ("pinyon_available_bytes", "Memory that this machine could still give to programs.", "available_bytes"),
+)
+
+
+class EngineCollector(Collector):
+    """Gauges of what an engine holds and does; none while nothing is loaded."""
+
+    def __init__(self, meters: Meters | None) -> None:
+        self._meters = meters
+
+    def collect(self) -> Iterator[Metric]:
+        if self._meters is None:
+            return
+        for name, text, field in _GAUGES:
+            yield GaugeMetricFamily(name, text, getattr(self._meters, field))
+        used = GaugeMetricFamily("pinyon_vram_used_bytes", "Memory in use of a GPU.", labels=["device"])
+        total = GaugeMetricFamily("pinyon_vram_total_bytes", "Memory of a GPU.", labels=["device"])
+        for each in self._meters.vram:
+            used.add_metric([each.device], each.used_bytes)
+            total.add_metric([each.device], each.total_bytes)
+        yield used
+        yield total
+
+
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Counts and times in Prometheus' text format."""
     registry = request.app.state.registry
     assert isinstance(registry, CollectorRegistry), "make_app puts it there"
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    engine = CollectorRegistry()
+    engine.register(EngineCollector(await door_of(request).service.meters()))
+    return Response(generate_latest(registry) + generate_latest(engine), media_type=CONTENT_TYPE_LATEST)

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hmac
 import os
+import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable
 from http import HTTPStatus
@@ -26,8 +27,9 @@ from pinyon.app.api.sse import Stream
 from pinyon.app.errors import AppError, ServerError
 from pinyon.app.running import KEY_HEADER, is_challenge, key, proof
 from pinyon.app.service import LoadedModel
-from pinyon.engine.errors import DoesNotFitError, EngineError
-from pinyon.engine.events import Event, Finished, FinishReason
+from pinyon.engine.errors import ContextOverflowError, DoesNotFitError, EngineError
+from pinyon.engine.estimate import Estimate
+from pinyon.engine.events import Event, Failed, Finished, FinishReason
 from pinyon.engine.protocol import Loading
 from pinyon.models.errors import ModelError
 
@@ -105,6 +107,40 @@ async def clear(request: Request) -> Response:
     return JsonAnswer(removed)
 
 
+@router.post("/forget")
+async def forget(request: Request) -> Response:
+    """Forget what a conversation left. Answers go on."""
+    door = _door(request)
+    wanted = wire.decode_body(await request.body(), wire.Forget)
+    try:
+        removed = await door.service.forget(wanted.conversation)
+    except (EngineError, OSError, sqlite3.Error) as error:
+        raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, str(error)) from error
+    return JsonAnswer(removed)
+
+
+@router.get("/meters")
+async def meters(request: Request) -> Response:
+    """Tell what the engine holds and does; null while nothing is loaded."""
+    return JsonAnswer(await _door(request).service.meters())
+
+
+@router.post("/estimate")
+async def estimate(request: Request) -> Response:
+    """Answer with what an ask would find in the cache, or with Refused."""
+    door = _open_door(request)
+    wanted = wire.decode_body(await request.body(), wire.Generate)
+    return _messages(_estimate(door, wanted))
+
+
+@router.post("/count")
+async def count(request: Request) -> Response:
+    """Answer with the number of a text's tokens, or with Refused."""
+    door = _open_door(request)
+    wanted = wire.decode_body(await request.body(), wire.Count)
+    return _messages(_count(door, wanted))
+
+
 def _door(request: Request) -> Door:
     given = request.headers.get(KEY_HEADER, "")
     if not hmac.compare_digest(given.encode(), key(_nonce(request)).encode()):
@@ -138,7 +174,7 @@ async def _loading(door: Door, wanted: wire.Load) -> AsyncGenerator[wire.FromSer
             yield Loading(done)
         model = loading.result()
         path = os.fsencode(model.record.path)
-        yield wire.Loaded(path, model.name, model.context_tokens, model.threads, model.why_no_disk)
+        yield wire.Loaded(path, model.name, model.context_tokens, model.threads, model.why_no_disk, model.digest)
     finally:
         loading.cancel()
 
@@ -161,6 +197,22 @@ async def _events(door: Door, wanted: wire.Generate) -> AsyncGenerator[Event]:
             if isinstance(event, Finished) and door.is_draining and FinishReason.CANCELLED in event.reasons:
                 raise ended_early()
             yield event
+
+
+async def _estimate(door: Door, wanted: wire.Generate) -> AsyncGenerator[Estimate | Failed]:
+    model = await door.load(os.fsdecode(wanted.path))
+    try:
+        yield await model.estimate(wanted.ask)
+    except ContextOverflowError as error:  # whose figures are in its event
+        yield error.as_event()
+
+
+async def _count(door: Door, wanted: wire.Count) -> AsyncGenerator[wire.Counted | Failed]:
+    model = await door.load(os.fsdecode(wanted.path))
+    try:
+        yield wire.Counted(await model.count(wanted.text))
+    except ContextOverflowError as error:
+        yield error.as_event()
 
 
 def _messages(messages: AsyncGenerator[wire.FromServer]) -> Stream:

@@ -1,13 +1,16 @@
-"""How an answer is printed: as streamed text, or as one JSON object at its end; and the figures about it."""
+"""How an answer is printed: as text, as JSON, or as lines of JSON; and the figures about it."""
 
 import sys
+from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from pinyon.app.cli.code_block import first_code_block
 from pinyon.app.cli.terminal import for_stdout, printable
+from pinyon.app.errors import AnswerError
 from pinyon.engine.cache_report import CacheReport
-from pinyon.engine.events import Chunk, Finished
+from pinyon.engine.events import Chunk, Finished, FinishReason
 
 if TYPE_CHECKING:
     from pinyon.app.service import Model
@@ -69,37 +72,60 @@ def _rate(tokens: int, seconds: float) -> float:
     return round(tokens / seconds, 1) if tokens > 0 and seconds > 0 else 0.0
 
 
+class Format(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+    JSONL = "jsonl"
+
+
 class Answer(Protocol):
     def add(self, chunk: Chunk) -> None:
         """Take the next part of the thoughts and the text."""
 
     def end(self, stats: Stats) -> None:
-        """The answer is complete, or was stopped."""
+        """The answer is complete, or was stopped. Raises AnswerError where it cannot be shown as was asked for."""
 
     def break_off(self) -> None:
         """There will be no more, and an error follows on stderr."""
 
 
-class TextAnswer:
-    """Prints text as it comes; ends it with a newline. Thoughts go to a terminal behind stderr, dim, and nowhere else."""
+class Thoughts:
+    """Shows what a model thinks on the terminal behind stderr, dim, and nowhere else."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, hidden: bool) -> None:
+        self._hidden = hidden
+        self._open = False
+
+    def add(self, reasoning: str) -> None:
+        if reasoning and not self._hidden and sys.stderr.isatty():
+            self._open = True
+            print(f"{_DIM}{printable(reasoning)}{_PLAIN}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """The answer begins, or there will be none."""
+        if self._open:
+            self._open = False
+            print("\n", file=sys.stderr, flush=True)
+
+
+class TextAnswer:
+    """Prints text as it comes; ends it with a newline."""
+
+    def __init__(self, *, hide_thoughts: bool = False) -> None:
+        self._thoughts = Thoughts(hidden=hide_thoughts)
         self._at_line_start = True
-        self._is_thinking = False
 
     def add(self, chunk: Chunk) -> None:
-        if chunk.reasoning and sys.stderr.isatty():
-            self._is_thinking = True
-            print(f"{_DIM}{printable(chunk.reasoning)}{_PLAIN}", end="", file=sys.stderr, flush=True)
+        self._thoughts.add(chunk.reasoning)
         if chunk.text:
-            self._end_thoughts()
+            self._thoughts.end()
             self._write(chunk.text)
 
     def end(self, stats: Stats) -> None:  # noqa: ARG002
         self.break_off()
 
     def break_off(self) -> None:
-        self._end_thoughts()
+        self._thoughts.end()
         if not self._at_line_start:
             self._write("\n")
 
@@ -108,26 +134,76 @@ class TextAnswer:
         sys.stdout.flush()
         self._at_line_start = text.endswith("\n")
 
-    def _end_thoughts(self) -> None:
-        if self._is_thinking:
-            self._is_thinking = False
-            print("\n", file=sys.stderr, flush=True)
+
+class WholeAnswer:
+    """Prints the text in one piece at its end, the same bytes as streamed; with `only_code`, its first code block."""
+
+    def __init__(self, *, only_code: bool = False, hide_thoughts: bool = False) -> None:
+        self._printed = TextAnswer(hide_thoughts=hide_thoughts)
+        self._only_code = only_code
+        self._texts: list[str] = []
+
+    def add(self, chunk: Chunk) -> None:
+        self._printed.add(msgspec.structs.replace(chunk, text=""))
+        self._texts.append(chunk.text)
+
+    def end(self, stats: Stats) -> None:
+        text = "".join(self._texts)
+        self._printed.add(Chunk(0, code_of(text, stats.finish_reason) if self._only_code else text))
+        self._printed.break_off()
+
+    def break_off(self) -> None:
+        """What came is shown as it would have been streamed; of code no part, which a script could take for all."""
+        if not self._only_code:
+            self._printed.add(Chunk(0, "".join(self._texts)))
+        self._printed.break_off()
 
 
 class JsonAnswer:
     """Prints one object: the text first, then the thoughts where there are any, then the figures."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_code: bool = False) -> None:
+        self._only_code = only_code
         self._parts: list[Chunk] = []
 
     def add(self, chunk: Chunk) -> None:
         self._parts.append(chunk)
 
     def end(self, stats: Stats) -> None:
-        shown = {"text": "".join(chunk.text for chunk in self._parts)}
+        text = "".join(chunk.text for chunk in self._parts)
+        shown = {"text": code_of(text, stats.finish_reason) if self._only_code else text}
         if reasoning := "".join(chunk.reasoning for chunk in self._parts):
             shown["reasoning"] = reasoning
-        print(msgspec.json.encode({**shown, **msgspec.structs.asdict(stats)}).decode(), flush=True)
+        print_json({**shown, **msgspec.structs.asdict(stats)})
 
     def break_off(self) -> None:
         """An error leaves stdout empty: half an answer is no JSON object that a script should take for a whole one."""
+
+
+class JsonLinesAnswer:
+    """Prints a line for each part as it comes, and one with the figures, whose type is `end`; without it, it is not whole."""
+
+    def add(self, chunk: Chunk) -> None:
+        for kind, text in (("reasoning", chunk.reasoning), ("text", chunk.text)):
+            if text:
+                print_json({"type": kind, "text": text})
+
+    def end(self, stats: Stats) -> None:
+        print_json({"type": "end", **msgspec.structs.asdict(stats)})
+
+    def break_off(self) -> None:
+        """The lines that were printed stand."""
+
+
+def code_of(text: str, finish_reason: str) -> str:
+    """Return the first code block of an answer. Raises AnswerError where there is no whole one."""
+    code = first_code_block(text)
+    if code is None:
+        how = "" if finish_reason == FinishReason.STOP else f" (it ended early: {finish_reason})"
+        begin = " ".join(text.split())[:80]
+        raise AnswerError(f"the answer has no whole code block{how}; it begins: {begin!r}")
+    return code
+
+
+def print_json(shown: object) -> None:
+    print(for_stdout(msgspec.json.encode(shown).decode()), flush=True)

@@ -6,7 +6,8 @@ import traceback
 from enum import IntEnum
 from pathlib import Path
 
-from pinyon.app.errors import AppError, BusyError, GenerationFailedError, ModelSlotError, ServerError
+from pinyon.app.errors import AnswerError, AppError, BusyError, GenerationFailedError, ModelSlotError, ServerError
+from pinyon.app.history.errors import HistoryFileError
 from pinyon.app.settings import Folders
 from pinyon.engine.errors import EngineError
 from pinyon.engine.events import FailureKind
@@ -38,7 +39,7 @@ def report(error: Exception) -> ExitCode:
     match error:
         case EngineError() | GenerationFailedError():
             code = _OF_FAILURE[error.kind]
-        case TemplateError() | BusyError() | ServerError():
+        case TemplateError() | BusyError() | ServerError() | AnswerError() | HistoryFileError():
             code = ExitCode.FAILED
         case ModelError() | ModelSlotError():
             code = ExitCode.MODEL

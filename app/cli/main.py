@@ -14,6 +14,7 @@ from pinyon.app.cli.failures import ExitCode, report
 
 COMMANDS: Final = {
     "run": "pinyon.app.cli.run",
+    "batch": "pinyon.app.cli.batch",
     "pull": "pinyon.app.cli.pull",
     "add": "pinyon.app.cli.add",
     "list": "pinyon.app.cli.list",
@@ -22,6 +23,9 @@ COMMANDS: Final = {
     "ps": "pinyon.app.cli.ps",
     "stop": "pinyon.app.cli.stop",
     "cache": "pinyon.app.cli.cache",
+    "chat": "pinyon.app.cli.chat",
+    "logs": "pinyon.app.cli.logs",
+    "completion": "pinyon.app.cli.completion",
 }
 """Command name -> module with a click command `command`; imported when the command is used."""
 
@@ -37,10 +41,28 @@ class LazyGroup(click.Group):
         return command
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="pinyon")
-def pinyon() -> None:
+@click.pass_context
+def pinyon(context: click.Context) -> ExitCode | None:
     """Run language models on this machine."""
+    if context.invoked_subcommand is not None:
+        return None
+    return _first_steps(context)
+
+
+def _first_steps(context: click.Context) -> ExitCode:
+    """Without a command: offer a model where none is here, else show the commands, as a mistake that ends with code 2."""
+    from pinyon.app.cli.first_model import offer_a_model  # noqa: PLC0415  other commands start without it
+    from pinyon.app.first_run import is_first_run  # noqa: PLC0415
+    from pinyon.app.settings import Folders, load_settings  # noqa: PLC0415
+
+    folders = Folders.of_user()
+    settings = load_settings(folders)
+    if offer_a_model(folders, settings):
+        return ExitCode.MODEL if is_first_run(folders, settings) else ExitCode.OK
+    print(context.get_help(), file=sys.stderr)
+    return ExitCode.USAGE
 
 
 def main() -> NoReturn:

@@ -69,6 +69,21 @@ def fetching(name: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: progress.update(task, completed=done)
 
 
+@contextlib.contextmanager
+def counting(name: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show how many of a number of things are done; yields the function to call with that. Off a terminal: nothing."""
+    if not sys.stderr.isatty():
+        yield lambda _done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(name, total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
 def _tenths(name: str, total_bytes: int) -> Callable[[int], None]:
     told = 0
 

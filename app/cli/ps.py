@@ -2,12 +2,14 @@
 
 import asyncio
 import sys
+from typing import NamedTuple
 
 import click
 import msgspec
 
 from pinyon.app.settings import Folders
 from pinyon.app.wire import Status
+from pinyon.engine.meters import Meters
 
 
 @click.command(name="ps")
@@ -16,20 +18,30 @@ def command(as_json: bool) -> None:
     """Show the running server: its model, what it is doing, where it is. None running is no error."""
     servers = asyncio.run(_servers())
     if as_json:
-        shown = [{"url": url, **msgspec.structs.asdict(status)} for url, status in servers]
+        shown = [
+            {"url": server.url, **msgspec.structs.asdict(server.status), "meters": server.meters} for server in servers
+        ]
         print(msgspec.json.encode({"servers": shown}).decode())
     elif not servers:
         print("no server is running", file=sys.stderr)
-    for url, status in () if as_json else servers:
-        for name, value in _rows(url, status):
+    for server in () if as_json else servers:
+        for name, value in _rows(server.url, server.status) + (
+            [] if server.meters is None else _meter_rows(server.meters)
+        ):
             print(f"{name:<8} {value}")
 
 
-async def _servers() -> list[tuple[str, Status]]:
+class _Server(NamedTuple):
+    url: str
+    status: Status
+    meters: Meters | None
+
+
+async def _servers() -> list[_Server]:
     from pinyon.app.remote import find_server  # noqa: PLC0415  an HTTP client takes 0.07 s to import
 
     server = await find_server(Folders.of_user())
-    return [] if server is None else [(server.url, await server.status())]
+    return [] if server is None else [_Server(server.url, await server.status(), await server.meters())]
 
 
 def _rows(url: str, status: Status) -> list[tuple[str, str]]:
@@ -44,6 +56,24 @@ def _rows(url: str, status: Status) -> list[tuple[str, str]]:
         ("pid", str(status.pid)),
         ("up", _duration(int(status.uptime_s))),
     ]
+
+
+def _meter_rows(meters: Meters) -> list[tuple[str, str]]:
+    speeds = [
+        *([f"{meters.prefill_tokens_per_s:,.0f} prompt tokens/s"] if meters.prefill_tokens_per_s else []),
+        *([f"KV comes back at {_mb(int(meters.restore_bytes_per_s))}/s"] if meters.restore_bytes_per_s else []),
+    ]
+    return [
+        ("context", f"{meters.held_cells:,} of {meters.cells:,} tokens in use, {meters.idle_cells:,} kept for others"),
+        ("cache", f"{_mb(meters.kv_ram_bytes)} in memory, {_mb(meters.kv_disk_bytes)} on disk"),
+        ("speed", ", ".join(speeds) or "not measured yet"),
+        ("memory", f"{_mb(meters.rss_bytes)} used by the engine, {_mb(meters.available_bytes)} available"),
+        *(("gpu", f"{each.device}: {_mb(each.used_bytes)} of {_mb(each.total_bytes)} in use") for each in meters.vram),
+    ]
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.0f} MB"
 
 
 def _duration(seconds: int) -> str:

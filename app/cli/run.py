@@ -1,50 +1,75 @@
 """`pinyon run`: one prompt, one answer. stdout carries the answer alone, stderr everything else."""
 
 import asyncio
-import contextlib
 import os
-import signal
 import sys
-import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import click
-import msgspec
+from click.core import ParameterSource
 
-from pinyon.app.ask import Ask, Chat, Prompt, RawText, SamplingChoice
-from pinyon.app.cli.answer import Answer, JsonAnswer, Stats, TextAnswer
+from pinyon.app.ask import Ask, Chat, Prompt, RawText
+from pinyon.app.cli import completion
+from pinyon.app.cli.answer import Answer, Format, JsonAnswer, JsonLinesAnswer, TextAnswer, WholeAnswer
+from pinyon.app.cli.exchange import Wish, exchange
 from pinyon.app.cli.failures import ExitCode
-from pinyon.app.cli.progress import loading
-from pinyon.app.default_model import default_model
-from pinyon.app.errors import AppError, GenerationFailedError, UsageError
-from pinyon.app.running import read_server
+from pinyon.app.cli.first_model import offer_a_model
+from pinyon.app.cli.prompt_sources import Given, argument_text, given
+from pinyon.app.errors import UsageError
+from pinyon.app.named_options import NamedOptions, named_options, named_values
+from pinyon.app.schema_words import schema_of
 from pinyon.app.settings import Folders, Settings, load_settings
-from pinyon.engine.events import Chunk, Failed, Finished, FinishReason
+from pinyon.app.templates import Template, read_template
+from pinyon.engine import grammar
 from pinyon.models import catalog
 from pinyon.models.chat_template import Message
 from pinyon.models.store import Store
 
-if TYPE_CHECKING:
-    from pinyon.app.service import Model
-
-
-@dataclass(frozen=True, slots=True)
-class _Wish:
-    """`model` None is the server's own, or where there is no server the default one."""
-
-    folders: Folders
-    settings: Settings
-    model: str | None
-    context: int | None
-    ask: Ask
+_OF_CHAT = {"words", "model", "context", "private", "continues", "interactive"}
+"""The parameters that the chat takes, too."""
+_KEEPS_NOTHING = "--private, or the setting history = false"
 
 
 @click.command(name="run")
-@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]...")
-@click.option("-m", "--model", help="Model to use: a name, an alias or the path of a GGUF file.")
-@click.option("--system", metavar="TEXT", help="Instructions that come before the prompt.")
+@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]...", shell_complete=completion.models)
+@click.option(
+    "-m",
+    "--model",
+    metavar="NAME",
+    help="Model to use: a name, an alias or the path of a GGUF file.",
+    shell_complete=completion.models,
+)
+@click.option(
+    "-f",
+    "--file",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(),
+    help="Put a file before the prompt: also a folder, - for the pipe, or a URL where the settings allow it; repeatable.",
+)
+@click.option("-s", "--system", metavar="TEXT", help="Instructions that come before the prompt.")
+@click.option(
+    "-t",
+    "--template",
+    "template_name",
+    metavar="NAME",
+    help="Use a template: its name, or the path of its file.",
+    shell_complete=completion.templates,
+)
+@click.option(
+    "-p", "--param", "variables", multiple=True, metavar="NAME=VALUE", help="A template's variable; repeatable."
+)
+@click.option("-c", "--continue", "continues", is_flag=True, help="Go on with the last conversation.")
+@click.option("-i", "--interactive", is_flag=True, help="Go on in the chat after the answer.")
+@click.option(
+    "-o",
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set a sampling parameter by its name, or max_tokens; repeatable.",
+)
 @click.option("--max-tokens", type=int, metavar="N", help="Stop after N tokens; without it, where the context ends.")
 @click.option(
     "--context", type=click.IntRange(min=2), metavar="N", help="Context in tokens (default: the model's, at most 8192)."
@@ -56,18 +81,45 @@ class _Wish:
 @click.option("--repeat-penalty", type=float, metavar="X", help="Above 1 makes repetition less likely.")
 @click.option("--seed", type=int, metavar="N", help="The same seed draws the same tokens.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; repeatable.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
+@click.option(
+    "--schema", metavar="SCHEMA", help="Answer in JSON of this shape: 'name, age int', or a file with JSON Schema."
+)
+@click.option("-x", "--extract", is_flag=True, help="Print the first code block of the answer alone.")
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice([*map(str, Format)]),
+    help="json: one object at the end; jsonl: an object a line, as it comes.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--no-stream", is_flag=True, help="Print the text when it is complete.")
+@click.option("-R", "--hide-reasoning", is_flag=True, help="Do not show on the terminal what the model thinks.")
 @click.option("--stats", is_flag=True, help="Print figures about the answer as a line of JSON on stderr.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="Stop after S seconds, loading included.",
+)
+@click.option("--dry-run", "is_dry", is_flag=True, help="Print what the prompt would cost, and compute nothing.")
 @click.option("--no-cache", is_flag=True, help="Compute the whole prompt, and keep nothing of it.")
-@click.option("--private", is_flag=True, help="Write nothing of it to disk.")
+@click.option("--private", is_flag=True, help="Write nothing of it to disk, the history included.")
 @click.option(
     "--deterministic", is_flag=True, help="The same prompt and seed give the same answer, whatever else was asked."
 )
 @click.option("--no-template", is_flag=True, help="Send the text as it is, without the model's chat template.")
+@click.pass_context
 def command(
+    click_context: click.Context,
     words: tuple[str, ...],
     model: str | None,
+    files: tuple[str, ...],
     system: str | None,
+    template_name: str | None,
+    variables: tuple[str, ...],
+    continues: bool,
+    interactive: bool,
+    options: tuple[str, ...],
     max_tokens: int | None,
     context: int | None,
     temperature: float | None,
@@ -77,8 +129,15 @@ def command(
     repeat_penalty: float | None,
     seed: int | None,
     stop: tuple[str, ...],
+    schema: str | None,
+    extract: bool,
+    format_name: str | None,
     as_json: bool,
+    no_stream: bool,
+    hide_reasoning: bool,
     stats: bool,
+    timeout: float | None,
+    is_dry: bool,
     no_cache: bool,
     private: bool,
     deterministic: bool,
@@ -90,25 +149,87 @@ def command(
         pinyon run "Why is the sky blue?"
         pinyon run smollm2 "Why is the sky blue?"
         cat notes.txt | pinyon run "Summarise:"
+        pinyon run -f main.py -x "Write tests for this."
 
-    A first word that names an installed model, or one that can be pulled, is the model.
+    A first word that names an installed model, or one that can be pulled, is the model. Without a prompt, on a terminal,
+    the chat opens.
     """  # noqa: D301  click needs the control character itself
     folders = Folders.of_user()
     settings = load_settings(folders)
-    store = Store(folders.models)
-    if model is None and words and _names_a_model(store, words[0]):
+    if model is None and words and _names_a_model(Store(folders.models), words[0]):
         model, words = words[0], words[1:]
+    if not words and _asks_for_the_chat(click_context):
+        return _open_chat(folders, settings, model, context, private=private, continues=continues)
+    template = Template() if template_name is None else read_template(template_name, folders.templates)
+    system = argument_text(system) if system is not None else None
+    format_ = Format.JSON if as_json else Format(format_name or Format.TEXT)
+    has_system = (system or template.system) is not None
+    is_kept = settings.history and not private
+    only_code = extract or template.extract
+    _refuse(
+        {
+            f"-i goes on with what was kept, and nothing is kept with {_KEEPS_NOTHING}": interactive and not is_kept,
+            "-i goes on after an answer, and --dry-run gives none": interactive and is_dry,
+            "-i needs a terminal": interactive and not sys.stdout.isatty(),
+            f"-c goes on with what was kept, and nothing is kept with {_KEEPS_NOTHING}": continues and not is_kept,
+            "-c sends messages, which need the chat template that --no-template leaves out": continues and no_template,
+            "-c goes on with a conversation that has its instructions: leave out --system": continues and has_system,
+            "-p fills in a template: name it with -t": bool(variables) and template_name is None,
+            "--json is --format json: leave one of them out": as_json and format_name not in {None, Format.JSON},
+            "-x needs the whole answer: use --format json or text": only_code and format_ is Format.JSONL,
+            "--no-stream waits for the answer, and --format jsonl does not": no_stream and format_ is Format.JSONL,
+            "--system needs the chat template that --no-template leaves out: put it into the prompt": no_template
+            and has_system,
+        }
+    )
+    pipe_is_needed = template.takes_input or not template.prompt
+    material = given(words, files, urls=settings.urls, pipe_is_needed=pipe_is_needed)
+    text, instructions = template.filled(material.text, named_values(map(argument_text, variables), "-p"))
+    flags = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repeat_penalty": repeat_penalty,
+        "seed": seed,
+        "max_tokens": max_tokens,
+    }
+    choices = _choices(template, options, flags)
+    shape = schema or template.schema
     ask = Ask(
-        prompt=_prompt(_prompt_text(map(_argument_text, words)), system and _argument_text(system), no_template),
-        sampling=SamplingChoice(temperature, top_k, top_p, min_p, repeat_penalty, seed),
-        max_tokens=max_tokens,
-        stop=tuple(map(_argument_text, stop)),
+        prompt=_prompt(text, instructions if system is None else system, no_template),
+        sampling=choices.sampling,
+        max_tokens=choices.max_tokens,
+        stop=tuple(map(argument_text, stop)),
+        grammar=None if shape is None else grammar.json_schema(schema_of(shape)),
         use_cache=not no_cache,
         private=private,
         deterministic=deterministic or None,
     )
-    wish = _Wish(folders, settings, model, context, ask)
-    return asyncio.run(_run(wish, JsonAnswer() if as_json else TextAnswer(), stats))
+    wish = Wish(
+        folders,
+        settings,
+        model or template.model,
+        context,
+        ask,
+        _title(material, text),
+        is_kept=is_kept,
+        attachments=material.attachments,
+        continues=continues,
+        timeout_s=timeout,
+    )
+    if wish.model is None:
+        offer_a_model(folders, settings)
+    if is_dry:
+        from pinyon.app.cli.dry_run import dry_run  # noqa: PLC0415  only where it is asked for
+
+        asyncio.run(dry_run(wish, as_json=format_ is not Format.TEXT))
+        return ExitCode.OK
+    answer = _answer(format_, only_code=only_code, streams=not no_stream, hide_thoughts=hide_reasoning)
+    code = asyncio.run(exchange(wish, answer, with_stats=stats))
+    if interactive and code is ExitCode.OK:
+        return _open_chat(folders, settings, wish.model, context, continues=True)
+    return code
 
 
 def _names_a_model(store: Store, word: str) -> bool:
@@ -117,108 +238,68 @@ def _names_a_model(store: Store, word: str) -> bool:
     return is_file_name or catalog.find(word) is not None or store.knows(word)
 
 
-def _prompt_text(words: Iterable[str]) -> str:
-    """Return what came through a pipe, then the words."""
-    parts = [] if sys.stdin.isatty() else [_piped_text()]
-    parts.append(" ".join(words))
-    text = "\n\n".join(part for part in parts if part.strip())
-    if not text:
-        raise UsageError('there is no prompt: give one, as in `pinyon run "Why is the sky blue?"`, or pipe text in')
-    return text
+def _asks_for_the_chat(context: click.Context) -> bool:
+    """Whether a terminal was given nothing but what the chat takes, too."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    chosen = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    return chosen <= _OF_CHAT
 
 
-def _argument_text(argument: str) -> str:
-    """Return an argument as text; where the locale could not decode its bytes, they are UTF-8."""
-    try:
-        return os.fsencode(argument).decode() if any("\udc80" <= c <= "\udcff" for c in argument) else argument
-    except UnicodeDecodeError as error:
-        raise UsageError(f"an argument is neither in the locale's encoding nor UTF-8: {error}") from error
+def _open_chat(
+    folders: Folders,
+    settings: Settings,
+    model: str | None,
+    context: int | None,
+    *,
+    continues: bool,
+    private: bool = False,
+) -> ExitCode:
+    from pinyon.app.cli import chat  # noqa: PLC0415  only where it opens
+
+    if not sys.stdin.isatty():  # the prompt came through a pipe, keys come from the terminal
+        os.dup2(os.open("/dev/tty", os.O_RDWR), 0)
+    return chat.open_chat(chat.Chat(folders, settings, model, context, private, continues=continues))
 
 
-def _piped_text() -> str:
-    data = sys.stdin.buffer.read()
-    try:
-        return data.decode("utf-8-sig").rstrip("\n")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"the text from the pipe is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start:,}; convert it first"
-        ) from error
+def _refuse(contradictions: Mapping[str, bool]) -> None:
+    """Raise UsageError with the first of these sentences that is true."""
+    for sentence, is_true in contradictions.items():
+        if is_true:
+            raise UsageError(sentence)
+
+
+def _choices(template: Template, options: Sequence[str], flags: Mapping[str, object]) -> NamedOptions:
+    """Return what was chosen: by a flag or by -o, else by the template."""
+    named = named_values(options, "-o")
+    flagged = {name: value for name, value in flags.items() if value is not None}
+    if twice := sorted(named.keys() & flagged.keys()):
+        raise UsageError(f"{twice[0]} is given twice: with -o, and with the option of its own")
+    return named_options({**template.options, **named, **flagged})
 
 
 def _prompt(text: str, system: str | None, no_template: bool) -> Prompt:
+    if not text.strip():
+        raise UsageError('there is no prompt: give one, as in `pinyon run "Why is the sky blue?"`, or pipe text in')
     if no_template:
-        if system is not None:
-            raise UsageError("--system needs the chat template that --no-template leaves out: put it into the prompt")
         return RawText(text)
     before = () if system is None else (Message("system", system),)
     return Chat((*before, Message("user", text)))
 
 
-async def _run(wish: _Wish, answer: Answer, with_stats: bool) -> ExitCode:
-    started = time.monotonic()
-    async with contextlib.AsyncExitStack() as stack:
-        with loading(wish.model or wish.settings.model or "the model") as on_progress:
-            model = await _loaded(stack, wish, on_progress)
-        load_s = time.monotonic() - started
-        try:
-            finished = await _generate(model, wish.ask, answer)
-        except AppError:
-            answer.break_off()
-            raise
-    stats = Stats.of(model, finished, load_s)
-    answer.end(stats)
-    if with_stats:
-        print(msgspec.json.encode(stats).decode(), file=sys.stderr)
-    return ExitCode.INTERRUPTED if finished.reasons == (FinishReason.CANCELLED,) else ExitCode.OK
+def _title(material: Given, text: str) -> str:
+    """Return what a conversation is called before its words are cut: what was said, else what was attached or piped."""
+    names = ", ".join(attachment.name for attachment in material.attachments)
+    return material.words or names or material.piped or text
 
 
-async def _loaded(stack: contextlib.AsyncExitStack, wish: _Wish, on_progress: Callable[[float], None]) -> "Model":
-    """Return the model, ready: in the running server, or where there is none in this process until `stack` ends."""
-    store = Store(wish.folders.models)
-    if read_server(wish.folders) is not None:
-        from pinyon.app.remote import find_server  # noqa: PLC0415  an HTTP client takes 0.07 s to import
-
-        if (server := await find_server(wish.folders)) is not None:
-            name = wish.model or wish.settings.model
-            path = None if name is None else store.resolve(name).path
-            return await server.load(path, wish.context, on_progress)
-    from pinyon.app.service import Service  # noqa: PLC0415  a command that attaches starts without it
-
-    service = await stack.enter_async_context(Service(wish.folders, wish.settings))
-    return await service.load(wish.model or default_model(store, wish.settings), wish.context, on_progress)
-
-
-async def _generate(model: "Model", ask: Ask, answer: Answer) -> Finished:
-    """Hand the answer on as it comes; return the last event."""
-    with _on_interrupt(lambda: model.cancel(ask.id)):
-        async with contextlib.aclosing(model.generate(ask)) as events:
-            async for event in events:
-                match event:
-                    case Chunk():
-                        answer.add(event)
-                    case Finished():
-                        return event
-                    case Failed():
-                        raise GenerationFailedError(event)
-    raise AssertionError("every request ends in Finished or Failed")
-
-
-@contextlib.contextmanager
-def _on_interrupt(stop: Callable[[], Coroutine[None, None, None]]) -> Iterator[None]:
-    """Let the first Ctrl+C end the answer in good order; a second one ends the program."""
-    loop = asyncio.get_running_loop()
-    stopping: set[asyncio.Task[None]] = set()
-
-    def interrupt() -> None:
-        loop.remove_signal_handler(signal.SIGINT)
-        stopping.add(loop.create_task(stop()))
-
-    try:
-        loop.add_signal_handler(signal.SIGINT, interrupt)
-    except NotImplementedError:  # Windows: Ctrl+C ends the program
-        yield
-        return
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
+def _answer(format_: Format, *, only_code: bool, streams: bool, hide_thoughts: bool) -> Answer:
+    match format_:
+        case Format.JSON:
+            return JsonAnswer(only_code=only_code)
+        case Format.JSONL:
+            return JsonLinesAnswer()
+        case Format.TEXT if streams and not only_code:
+            return TextAnswer(hide_thoughts=hide_thoughts)
+        case Format.TEXT:
+            return WholeAnswer(only_code=only_code, hide_thoughts=hide_thoughts)

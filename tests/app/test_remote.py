@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import socket
 from pathlib import Path
@@ -16,13 +17,18 @@ from pinyon.app.errors import BusyError, ModelSlotError, ServerError, ShuttingDo
 from pinyon.app.remote import RemoteModel, RemoteService, find_server
 from pinyon.app.running import ServerFile, key, proof, published
 from pinyon.app.settings import Folders
-from pinyon.engine.errors import DoesNotFitError
+from pinyon.engine.errors import ContextOverflowError, DoesNotFitError, ProtocolError
+from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Chunk, FailureKind, Finished, FinishReason, Progress, Removed, Timings, Usage
+from pinyon.engine.file_system import FileSystem
+from pinyon.engine.meters import Meters, Vram
 from pinyon.engine.protocol import Loading
+from pinyon.engine.weights_digest import weights_digest
 from pinyon.models.errors import TemplateMissingError
 
 NONCE = "a nonce"
 ASK = Ask(RawText("a secret prompt"))
+DIGESTS = Path("/nowhere/weights")
 LOADED = wire.Loaded(b"/m.gguf", "m", 256, 2, "")
 FINISHED = Finished((FinishReason.STOP,), Usage(1, 1), Timings(0, 0, 0), 7)
 
@@ -79,7 +85,7 @@ async def found(folders, url, token_file=None):
 @contextlib.asynccontextmanager
 async def service(*answers):
     async with answering(*answers) as server:
-        yield RemoteService(ServerFile(server.url, os.getpid(), NONCE)), server
+        yield RemoteService(ServerFile(server.url, os.getpid(), NONCE), DIGESTS), server
 
 
 async def test_a_server_that_proves_itself_is_found(folders):
@@ -197,6 +203,63 @@ async def test_a_clear_that_fails_is_told(answer, words):
             await remote_service.clear(None, 0.0)
 
 
+async def test_a_conversation_is_named_to_be_forgotten():
+    async with service(http(msgspec.json.encode(Removed(2, 300)))) as (remote_service, server):
+        assert await remote_service.forget("talk") == Removed(2, 300)
+    head, body = server.requests[0].split(b"\r\n\r\n", 1)
+    assert b"POST /pinyon/forget" in head
+    assert wire.decode_body(body, wire.Forget) == wire.Forget("talk")
+
+
+@pytest.mark.parametrize("meters", [None, Meters(cells=256, vram=(Vram("CUDA0", 1, 2),))])
+async def test_meters_come_as_the_engine_told_them(meters):
+    async with service(http(msgspec.json.encode(meters))) as (remote_service, server):
+        assert await remote_service.meters() == meters
+    assert b"GET /pinyon/meters" in server.requests[0]
+
+
+async def test_an_estimate_and_a_count_come_as_the_model_told_them():
+    told = Estimate(9, 1, 2, 3, 0.5, 1.5, is_measured=True)
+    async with service(messages(told), messages(wire.Counted(4))) as (remote_service, server):
+        model = RemoteModel(remote_service, LOADED)
+        assert await model.estimate(ASK) == told
+        assert await model.count("four") == 4
+    bodies = [request.split(b"\r\n\r\n", 1)[1] for request in server.requests]
+    assert wire.decode_body(bodies[0], wire.Generate) == wire.Generate(b"/m.gguf", ASK)
+    assert wire.decode_body(bodies[1], wire.Count) == wire.Count(b"/m.gguf", "four")
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        (messages(ContextOverflowError(300, 256).as_event()), ContextOverflowError, "^the prompt has 300 tokens"),
+        (messages(wire.Refused.of(TemplateMissingError("no template"))), TemplateMissingError, "no template"),
+        (refusal(b"503 Service Unavailable", "closing"), BusyError, "closing"),
+        (messages(), ServerError, "broke off"),
+        (b"", ServerError, "does not answer any more"),
+        (http(b"\x01\0\0\0\xc0"), ProtocolError, "another version"),
+    ],
+    ids=["overflow", "template", "503", "broken off", "dead", "not ours"],
+)
+async def test_what_an_estimate_meets_is_raised(answer, error, words):
+    async with service(answer, answer) as (remote_service, _):
+        model = RemoteModel(remote_service, LOADED)
+        for call in (model.estimate(ASK), model.count("x")):
+            with pytest.raises(error, match=words):
+                await call
+
+
+async def test_a_digest_that_the_server_did_not_know_yet_is_found_where_it_is_kept(tmp_path):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"weights")
+    loaded = wire.Loaded(bytes(path), "m", 256, 2, "")
+    model = RemoteModel(RemoteService(ServerFile("", 1, NONCE), tmp_path / "weights"), loaded)
+    assert model.digest == ""
+    digest = weights_digest(path, tmp_path / "weights", FileSystem()).hex()
+    assert model.digest == digest == hashlib.sha256(b"weights").hexdigest()
+    assert RemoteModel(model._service, msgspec.structs.replace(loaded, digest="ab")).digest == "ab"
+
+
 async def events_of(answer, ask=ASK):
     async with service(answer) as (remote_service, server):
         return [event async for event in RemoteModel(remote_service, LOADED).generate(ask)], server
@@ -268,7 +331,7 @@ async def test_leaving_an_answer_early_closes_its_connection():
 
     async with await asyncio.start_server(stream, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        model = RemoteModel(RemoteService(ServerFile(url, 1, NONCE)), LOADED)
+        model = RemoteModel(RemoteService(ServerFile(url, 1, NONCE), DIGESTS), LOADED)
         async with contextlib.aclosing(model.generate(ASK)) as events:
             assert await anext(events) == Progress(0, 1)
         async with asyncio.timeout(5):

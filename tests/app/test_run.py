@@ -384,3 +384,62 @@ def test_a_fault_of_pinyon_s_own_is_one_line_and_a_log(home, tmp_path):
     message = assert_refused(done, 1, "a fault in Pinyon itself", "ZeroDivisionError: oops")
     log = message.rsplit("see ", 1)[1].strip()
     assert "ZeroDivisionError: oops" in Path(log).read_text()
+
+
+@pytest.fixture
+def own_home(tmp_path, tiny):
+    pinyon(tmp_path, "add", tiny, "--name", "tiny", check=True)
+    return tmp_path
+
+
+def test_the_last_conversation_goes_on_warm_from_disk(own_home):
+    question = "a question of more than sixty-four letters, so that a block of it is kept"
+    first = json.loads(pinyon(own_home, *ANSWER, "--json", question, check=True).stdout)
+    cost = json.loads(pinyon(own_home, "run", "-c", "--dry-run", "--json", "and then?", check=True).stdout)
+    second = json.loads(pinyon(own_home, *ANSWER, "-c", "--json", "and then?", check=True).stdout)
+    # The answer's text may be other tokens than the model wrote; the question before it is the same.
+    assert second["cached_tokens"] >= 64 or second["cache"]["miss"] == "not_ready", "a slow disk may not be read yet"
+    assert cost["prompt_tokens"] == second["prompt_tokens"]
+    shown = json.loads(pinyon(own_home, "logs", "list", "--json", check=True).stdout)
+    assert [conversation["title"] for conversation in shown] == [f"{question[:59]}…"]
+    assert first["text"] != ""
+
+
+def test_what_is_private_leaves_nothing_on_disk(own_home):
+    done = pinyon(
+        own_home,
+        *ANSWER,
+        "--private",
+        "--json",
+        "a secret of more than sixty-four letters, which nobody may find again",
+    )
+    assert done.returncode == 0
+    kept = [path for path in own_home.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
+    assert kept == []
+    assert not (own_home / "data" / "history.db").exists()
+    assert not list((own_home / "cache").rglob("*.kv"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "words"),
+    [
+        (["--schema", "a", "--max-tokens", "3"], b"x", ["cut off after 3 tokens"]),
+        (["-x"], b"x", ["no whole code block"]),
+        (["--timeout", "0.001"], b"x", ["not loaded within the 0.001 s"]),
+    ],
+)
+def test_an_answer_that_is_not_what_was_asked_for_ends_with_code_1(home, arguments, stdin, words):
+    done = pinyon(home, *ANSWER[:5], *arguments, stdin=stdin)
+    message = done.stderr.decode()
+    assert done.returncode == 1, message
+    assert all(word in message for word in words)
+    assert message.count("\n") == 1
+    assert b"```" not in done.stdout
+
+
+def test_a_schema_holds_the_answer(home):
+    done = pinyon(home, *ANSWER[:5], "--schema", "ok bool, n int", "--max-tokens", "200", "x")
+    if done.returncode == 0:  # a random model may go on with digits until it is cut off
+        answer = json.loads(done.stdout)
+        assert (type(answer["ok"]), type(answer["n"])) == (bool, int)
+    assert done.stdout.startswith(b"{")

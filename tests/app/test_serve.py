@@ -142,8 +142,10 @@ def test_ps_shows_the_server(home, server):
         256,
     )
     assert (shown["engine_state"], shown["running"], shown["waiting"]) == ("ready", 0, 0)
+    assert (shown["meters"]["cells"], shown["meters"]["held_cells"]) == (256, 0)
     table = pinyon(home, "ps").stdout.decode()
-    for words in ("tiny (context 256 tokens", server.url, str(server.pid), "0 running, 0 waiting"):
+    meters = ("0 of 256 tokens in use", "MB in memory", "used by the engine")
+    for words in ("tiny (context 256 tokens", server.url, str(server.pid), "0 running, 0 waiting", *meters):
         assert words in table
 
 

@@ -1,6 +1,7 @@
 """The door to engines: prompts without forged turns, defaults filled in, one model at a time."""
 
 import asyncio
+import hashlib
 import os
 import signal
 import sys
@@ -24,7 +25,7 @@ from pinyon.engine.errors import (
     ModelQuarantinedError,
 )
 from pinyon.engine.events import FailureKind, FinishReason
-from pinyon.engine.request import Reasoning, SamplingParams, Text
+from pinyon.engine.request import Grammar, Reasoning, SamplingParams, Text
 from pinyon.models.chat_template import Message
 from pinyon.models.errors import TemplateMissingError, TemplateRejectedError
 
@@ -152,6 +153,49 @@ async def test_a_template_s_own_refusal_is_told(service, tmp_path):
     model = await service.load(str(write_tiny_llama(tmp_path / "m.gguf", template=template)))
     with pytest.raises(TemplateRejectedError, match="only questions, please"):
         await model.request(user("x"))
+
+
+async def test_what_an_ask_would_find_is_told_before_it_is_made(service, tiny):
+    model = await service.load(str(tiny))
+    asked = user("How many days has a week?", max_tokens=5)
+    assert (await model.estimate(asked)).cached == 0
+    end = end_of(await events_of(model, asked))
+    foretold = await model.estimate(msgspec.structs.replace(asked, id="again", grammar=Grammar("no grammar")))
+    assert (foretold.prompt_tokens, foretold.resident) == (end.usage.prompt_tokens, end.usage.prompt_tokens - 1)
+    assert (
+        end_of(await events_of(model, msgspec.structs.replace(asked, id="again"))).cache.resident == foretold.resident
+    )
+    with pytest.raises(ContextOverflowError):
+        await model.estimate(user("x" * 300))
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+async def test_a_piece_of_text_is_counted_by_itself(service, tmp_path, adds_bos):
+    metadata = {"tokenizer.ggml.add_bos_token": adds_bos}
+    model = await service.load(str(write_tiny_llama(tmp_path / "m.gguf", metadata=metadata)))
+    for text in ("", "word", "<|im_end|>", "é"):
+        assert await model.count(text) == len(text.encode())
+    with pytest.raises(ContextOverflowError, match="at least 100,000"):
+        await model.count("word " * 240_000)
+
+
+async def test_meters_are_there_while_a_model_is(service, tiny, monkeypatch):
+    assert await service.meters() is None
+    await service.load(str(tiny))
+    meters = await service.meters()
+    assert (meters.cells, meters.running) == (256, 0)
+    monkeypatch.setattr("pinyon.app.service.METERS_S", 0.0)
+    assert await service.meters() is None, "an engine in the middle of a long step is not waited for"
+
+
+async def test_the_digest_is_the_file_s_once_it_was_read(service, tmp_path):
+    path = write_tiny_llama(tmp_path / "m.gguf", seed=7)
+    model = await service.load(str(path))
+    await events_of(model, user("x", max_tokens=1))
+    async with asyncio.timeout(10):
+        while not model.digest:
+            await asyncio.sleep(0.01)
+    assert model.digest == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 # Thoughts.

@@ -295,6 +295,18 @@ def test_what_costs_more_to_bring_back_than_to_compute_is_computed():
     assert (cached(end), end.cache.miss) == ((0, 0, 0), Miss.NOT_WORTH_IT)
 
 
+def test_what_is_there_to_go_on_from_stays_where_more_is_not_worth_bringing_back():
+    costs = CostModel()
+    made = make(costs=costs)
+    longer = ABC[:200] + cold(ABC[:200]) + ABC[300:400]
+    run(made, longer)
+    made = restarted(made, costs=costs)
+    run(made, ABC[:200], "b")
+    costs.measure_restore(1, 1.0)
+    end = run(made, longer, "c")
+    assert (cached(end), end.cache.miss, end.cache.position) == ((207, 0, 0), Miss.NOT_WORTH_IT, 207)
+
+
 def test_a_request_that_ends_before_its_checkpoint_is_back_leaves_nothing():
     disk = on_disk(ABC[:200])
     disk.is_slow = True

@@ -10,6 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
+import msgspec
+import psutil
 import pytest
 from asking import answer, ask, config, end_of, ids_of, text_of
 from tiny_models import write_tiny_llama
@@ -17,6 +19,7 @@ from tiny_models import write_tiny_llama
 from pinyon.engine import worker_process
 from pinyon.engine.client import EngineState
 from pinyon.engine.errors import (
+    ContextOverflowError,
     DoesNotFitError,
     EngineCrashedError,
     EngineError,
@@ -126,6 +129,37 @@ os.abort()"""
         await client.forget("talk")
     with pytest.raises(EngineCrashedError):
         await client.forget("talk")
+
+
+async def test_meters_load_nothing_and_wait_for_no_load(clients):
+    client = clients(config_of_nothing(), command=fake_worker(f"time.sleep(0.5)\n{READY}\nread()\nos.abort()"))
+    assert await client.meters() is None
+    loading = asyncio.create_task(client.start())
+    while client.state is not EngineState.LOADING:
+        await asyncio.sleep(0)
+    assert await client.meters() is None
+    await loading
+    assert await client.meters() is None, "the worker has died"
+
+
+async def test_a_real_worker_tells_its_meters_and_what_it_would_find(clients, tiny):
+    client = clients(config(tiny, kv_ram_cap_bytes=1 << 28))
+    await client.start()
+    request = ask("a", "Once upon a time " * 5, max_tokens=5, ignore_eos=True)
+    assert (await client.estimate(request)).cached == 0
+    end = end_of(await answer(client, request))
+    foretold = await client.estimate(request)
+    assert (foretold.prompt_tokens, foretold.resident) == (end.usage.prompt_tokens, end.usage.prompt_tokens - 1)
+    assert foretold.is_measured
+    assert end_of(await answer(client, msgspec.structs.replace(request, id="b"))).cache.resident == foretold.resident
+    meters = await client.meters()
+    assert (meters.cells, meters.running, meters.waiting, meters.held_cells) == (256, 0, 0, 0)
+    assert meters.idle_cells >= foretold.resident
+    assert meters.rss_bytes == pytest.approx(psutil.Process(await client.pid()).memory_info().rss, rel=0.5)
+    with pytest.raises(ContextOverflowError, match=r"the prompt has [\d,]+ tokens") as refusal:
+        await client.estimate(ask("c", "x" * 300))
+    assert refusal.value.figures() == {"prompt_tokens": 300, "context_tokens": 256}
+    assert str(refusal.value) == end_of(await answer(client, ask("c", "x" * 300))).message
 
 
 async def test_a_model_that_kills_its_worker_twice_is_quarantined(clients, tmp_path):

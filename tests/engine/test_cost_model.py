@@ -32,6 +32,14 @@ def test_costs_are_proportional_to_tokens_and_to_bytes():
     assert (costs.restore_s(0), costs.restore_s(3000)) == (0, pytest.approx(1.5))
 
 
+def test_speeds_are_told_once_they_were_measured():
+    costs = CostModel()
+    assert (costs.prefill_tokens_per_s, costs.restore_bytes_per_s) == (0, 0)
+    costs.measure_prefill(100, 2.0)
+    costs.measure_restore(1000, 0.5)
+    assert (costs.prefill_tokens_per_s, costs.restore_bytes_per_s) == (pytest.approx(50), pytest.approx(2000))
+
+
 def test_before_anything_is_measured_restoring_pays():
     costs = CostModel()
     assert costs.restore_s(64 * 30_000) < costs.prefill_s(64)

@@ -572,7 +572,7 @@ def count_no_decoded_token(self, batch, _seconds):
 
 
 def reuse_the_last_token(self, sequence):
-    leaf = self._cells.begin(sequence.request.namespace, [*self._sharable(sequence), 0])
+    leaf = self._cells.begin(sequence.request.namespace, [*self._sharable(sequence.request, sequence.tokens), 0])
     if leaf is not None:
         sequence.admit(leaf)
     return leaf is not None

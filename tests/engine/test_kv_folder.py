@@ -1,10 +1,15 @@
 """The folder of all blocks: what is there for one root key, and what others have of the same tokens."""
 
+import sqlite3
+import threading
+
 import pytest
 from faulty_files import settle
 
 from pinyon.engine.block import Block
+from pinyon.engine.block_disk import BlockDisk
 from pinyon.engine.block_file import chain_key
+from pinyon.engine.cache_notes import CacheNotes
 from pinyon.engine.kv_folder import open_tier
 
 CAP_BYTES = 1 << 20
@@ -55,3 +60,32 @@ def test_files_of_another_kind_are_no_blocks(opened, tmp_path):
     (own / "no-key.kv").write_bytes(b"x")
     (own / f"{'ab' * 32}.new").write_bytes(b"x")
     assert opened(b"other weights").elsewhere == frozenset()
+
+
+def fails(error):
+    def fail(*_arguments):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "error"),
+    [
+        (BlockDisk, "scan", OSError("the folder cannot be read")),
+        (CacheNotes, "noted", sqlite3.OperationalError("disk I/O error")),
+        (CacheNotes, "answers", sqlite3.OperationalError("disk I/O error")),
+        ("pinyon.engine.kv_folder", "_keys_elsewhere", OSError("the folder cannot be read")),
+        ("pinyon.engine.cache_notes", "_opened_or_begun", OSError("read-only")),
+    ],
+    ids=["files", "notes", "answers", "others", "begin"],
+)
+def test_what_cannot_be_opened_leaves_no_threads(opened, monkeypatch, owner, method, error):
+    before = {*threading.enumerate()}
+    with monkeypatch.context() as patched:
+        where = (f"{owner}.{method}",) if isinstance(owner, str) else (owner, method)
+        patched.setattr(*where, fails(error))
+        with pytest.raises(type(error), match=str(error)):
+            opened(b"weights")
+    assert {*threading.enumerate()} <= before
+    assert opened(b"weights").found == []

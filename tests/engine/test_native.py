@@ -4,6 +4,7 @@ import io
 import random
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from pinyon.engine.engine import Prepared
 from pinyon.engine.errors import BindingError, ModelLoadError, NativeError
 from pinyon.engine.events import Finished, FinishReason
 from pinyon.engine.loader import load_engine
+from pinyon.engine.meters import Vram
 from pinyon.engine.native import Context, Model, NativeLog, RowBuffer
 from pinyon.engine.request import GenerateRequest, SamplingParams, Text
 
@@ -67,6 +69,31 @@ def test_a_file_that_is_no_model_is_refused_with_llama_cpp_s_reason(tmp_path):
     path.write_bytes(b"GGUF" + bytes(100))
     with pytest.raises(ModelLoadError, match=r"cannot load .*a b\.gguf: \S+"):
         Model(path, NativeLog(io.StringIO()), lambda _fraction: True)
+
+
+def test_video_memory_is_that_of_the_gpus():
+    def memory(device, free, total):
+        free._obj.value, total._obj.value = 100 * device, 1000
+
+    ggml = SimpleNamespace(  # a CPU, a GPU, one that is a part of a CPU, and an accelerator
+        ggml_backend_dev_count=lambda: 4,
+        ggml_backend_dev_get=lambda index: index,
+        ggml_backend_dev_type=lambda device: device,
+        ggml_backend_dev_name=lambda device: b"GPU%d" % device,
+        ggml_backend_dev_memory=memory,
+    )
+    assert native.video_memory(ggml) == (Vram("GPU1", 900, 1000), Vram("GPU2", 800, 1000))
+
+
+def test_where_devices_cannot_be_asked_for_none_are_told():
+    assert native.video_memory(SimpleNamespace()) == ()
+
+
+def test_the_binding_can_be_asked_about_devices(monkeypatch):
+    monkeypatch.setattr(native, "_GPU_TYPES", {0})  # of which there is none here: the CPU stands in for one
+    (device,) = native.video_memory()
+    assert device.device
+    assert device.total_bytes > 1 << 20
 
 
 def test_a_load_can_be_stopped(tiny):

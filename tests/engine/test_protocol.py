@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pinyon.engine import protocol
 from pinyon.engine.config import EngineConfig, EngineInfo
 from pinyon.engine.errors import InvalidRequestError, ProtocolError
+from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import (
     Chunk,
     Failed,
@@ -22,6 +23,7 @@ from pinyon.engine.events import (
     TokenLogprob,
     Usage,
 )
+from pinyon.engine.meters import Meters, Vram
 from pinyon.engine.request import GenerateRequest, SamplingParams, Text, Tokens
 
 CHOSEN = TokenLogprob(7, -0.25, b"\xf0\x9f")
@@ -52,6 +54,8 @@ TO_WORKER = [
     protocol.Detokenize(2**40, (1, 2, 3)),
     protocol.Forget(4, "ü-1"),
     protocol.Forget(4, None, 1.5e9),
+    protocol.MakeEstimate(5, REQUEST),
+    protocol.ReadMeters(6),
 ]
 FROM_WORKER = [
     protocol.Loading(0.5),
@@ -63,6 +67,8 @@ FROM_WORKER = [
     protocol.DetokenizeReply(1, "text \ufffd"),
     protocol.NoDisk("no room"),
     protocol.ForgetReply(4, 3, 2**40),
+    protocol.EstimateReply(5, Estimate(9, 1, 2, 3, 0.5, 1.5, is_measured=True)),
+    protocol.MetersReply(6, Meters(cells=8192, rss_bytes=2**40, prefill_tokens_per_s=0.5, vram=(Vram("CUDA0", 1, 2),))),
     protocol.CallFailed(1, Failed(FailureKind.INVALID_REQUEST, "why", {"n": 1}, "field")),
 ]
 DECODERS = [protocol.decode_to_worker, protocol.decode_from_worker]

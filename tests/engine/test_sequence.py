@@ -49,7 +49,7 @@ def compute(made, rows):
 
 def with_end(made, events):
     """The events of a sequence that is alone in its answer."""
-    return [*events, Answer([made]).finished()] if made.done else events
+    return [*events, Answer([made], 0.0).finished()] if made.done else events
 
 
 def say(made, tokens):

@@ -19,9 +19,11 @@ from pinyon.engine import protocol
 from pinyon.engine.cache_report import Miss
 from pinyon.engine.config import LONG_TEXT_CHARS, EngineConfig
 from pinyon.engine.errors import ContextOverflowError
+from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Chunk, Failed, FailureKind, Finished, FinishReason
 from pinyon.engine.request import Text
 from pinyon.engine.shared_kv import SharedKv
+from pinyon.engine.weights_digest import file_identity
 from pinyon.engine.worker import Worker
 
 LONG_TEXTS = {"letter": "A" * 30_000, "ideograph": "语" * 30_000, "spaces": " " * 100_000, "newlines": "\n" * 100_000}
@@ -113,7 +115,9 @@ def test_until_the_disk_is_known_or_given_up_reports_say_so(tmp_path, is_usable)
         return end.cache.miss
 
     assert miss("a") is Miss.NOT_READY
-    worker._open_disk(os.fsencode(tmp_path / "kv"), ())
+    identity = file_identity(tmp_path / "model")
+    loaded = SimpleNamespace(context=SimpleNamespace(kv_settings=()), file_identity=identity)
+    worker._open_disk(os.fsencode(tmp_path / "kv"), loaded)
     worker._take_commands(made.engine, wait_s=0.0)
     assert miss("b") is Miss.DIVERGED
     assert (made.engine._notes is not None) == is_usable
@@ -177,6 +181,56 @@ def test_a_request_that_is_being_prepared_leaves_nothing_either():
         made.engine.step()
     made.engine.tidy()
     assert {bytes(block.tokens)[:4] for block in made.kv._store._blocks() if block.start == 0} == {b"else"}
+
+
+@pytest.mark.parametrize("was_prepared", [False, True], ids=["still", "just"])
+def test_a_request_that_came_before_a_clear_leaves_nothing_also_if_it_was_being_prepared(monkeypatch, was_prepared):
+    clock = SimpleNamespace(now_s=10.0)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now_s)
+    monkeypatch.setattr(time, "time", lambda: 1e9 + clock.now_s)
+    worker = Worker(EngineConfig(b"", 1), lambda _message: None)
+    made = make_engine(hashed, cells=1024, store=make_store())
+    older, younger = ask("older", "older" * 50), ask("younger", "younger" * 50)
+    worker.receive(protocol.Generate(older))
+    clock.now_s, cleared_s = 30.0, 1e9 + 20.0
+    if was_prepared:
+        worker._obey(made.engine, made.engine.prepare(older))
+    worker.receive(protocol.Generate(younger))
+    worker._obey(made.engine, protocol.Forget(1, None, cleared_s))
+    for request in [younger] if was_prepared else [older, younger]:
+        worker._obey(made.engine, made.engine.prepare(request))
+    while made.engine.busy:
+        made.engine.step()
+    made.engine.tidy()
+    assert {bytes(block.tokens)[:5] for block in made.kv._store._blocks() if block.start == 0} == {b"young"}
+
+
+def test_an_estimate_is_made_between_steps_and_starts_nothing(running):
+    worker, sent, made = running
+    threading.Thread(
+        target=worker._run_texts, args=(worker._texts, SimpleNamespace(engine=made.engine)), daemon=True
+    ).start()
+    request = ask("a", "x" * 200, max_tokens=2)
+    worker.receive(protocol.MakeEstimate(7, request))
+    assert next_reply(sent) == protocol.EstimateReply(7, Estimate(200, compute_s=2.0))
+    worker.receive(protocol.Generate(request))
+    while not isinstance(sent.get(timeout=10).events[-1][1], Finished):
+        pass
+    worker.receive(protocol.MakeEstimate(8, request))
+    assert next_reply(sent).estimate.resident == 199
+    worker.receive(protocol.MakeEstimate(9, ask("b", "x" * 2000)))
+    reply = next_reply(sent)
+    assert (reply.call, reply.failed.kind) == (9, FailureKind.CONTEXT_OVERFLOW)
+
+
+def test_meters_count_also_what_is_being_prepared(running):
+    worker, sent, _ = running
+    worker.receive(protocol.Generate(ask("a", n=3)))
+    worker.receive(protocol.ReadMeters(7))
+    reply = next_reply(sent)
+    assert (reply.call, reply.meters.cells, reply.meters.running, reply.meters.waiting) == (7, 1024, 0, 3)
+    assert reply.meters.rss_bytes > 1 << 20
+    assert reply.meters.available_bytes > 0
 
 
 def test_what_cannot_be_deleted_is_told(monkeypatch):

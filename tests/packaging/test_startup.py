@@ -28,6 +28,11 @@ def test_starting_a_command_imports_nothing_heavy(module):
     assert modules_after(MAIN, module) & set(HEAVY) == set()
 
 
+@pytest.mark.parametrize("module", [COMMANDS["run"], COMMANDS["batch"]])
+def test_what_answers_starts_without_the_history(module):
+    assert "sqlite3" not in modules_after(MAIN, module)
+
+
 def test_help_needs_no_command_that_is_not_shown():
     assert "asyncio" not in modules_after(MAIN)
 

@@ -19,6 +19,7 @@ from pinyon.engine.client import EngineState
 from pinyon.engine.engine import Emitted
 from pinyon.engine.errors import EngineCrashedError, EngineError
 from pinyon.engine.events import Event, Failed, Finished
+from pinyon.engine.meters import Meters
 from pinyon.engine.request import GenerateRequest, Reasoning, SamplingParams, Text, Tokens
 from pinyon.models.model_record import FileIdentity, Record, Source, new_record
 from pinyon.models.store import Listing
@@ -178,8 +179,8 @@ def _pieces(prompt: Prompt) -> tuple[Text | Tokens, ...]:
             return (Text(text),)
         case RawTokens(ids):
             return (Tokens(ids),)
-        case Chat(messages):
-            return (Text("".join(f"{message.role}: {message.content}\n" for message in messages)),)
+        case Chat(messages, begun):
+            return (Text("".join(f"{message.role}: {message.content}\n" for message in messages) + begun),)
 
 
 class FakeStore:
@@ -203,6 +204,12 @@ class FakeService:
         self.load_error: Exception | None = None
         self.loads: list[str] = []
         self._model = model
+
+    def read_meters(self) -> Meters | None:
+        return None if self.loaded is None else self.loaded.engine.meters()
+
+    async def meters(self) -> Meters | None:
+        return self.read_meters()
 
     async def load(
         self, name: str, context_tokens: int | None = None, on_progress: Callable[[float], None] | None = None

@@ -1,12 +1,14 @@
 """GET /metrics: what is counted of every ask that ends."""
 
+import msgspec
 import pytest
 from fakes import hashed
 from http_asking import CHAT, COMPLETIONS, Visitor, chat_body, settle, text_body
 from prometheus_client.parser import text_string_to_metric_families
 
-from pinyon.app.api.metrics import Metrics
+from pinyon.app.api.metrics import _GAUGES, Metrics
 from pinyon.engine.events import Finished, FinishReason, Timings, Usage
+from pinyon.engine.meters import Meters, Vram
 
 
 async def samples(api):
@@ -67,6 +69,28 @@ async def test_what_goes_on_is_shown(make_api):
         await visitor.ended()
     found = await samples(api)
     assert (found["pinyon_answers_running",], found["pinyon_answers_waiting",]) == (0, 0)
+
+
+async def test_the_engine_s_meters_are_gauges_where_a_model_is_loaded(make_api):
+    api = make_api(hashed)
+    await api.whole(CHAT, chat_body(max_tokens=4))
+    engine = api.server.model.engine.meters()
+    measured = msgspec.structs.replace(engine, rss_bytes=7, available_bytes=8, vram=(Vram("CUDA0", 1, 2),))
+    api.server.service.read_meters = lambda: measured
+    found = await samples(api)
+    assert found["pinyon_context_cells",] == 4096
+    assert found["pinyon_context_cells_held",] == 0
+    assert found["pinyon_context_cells_idle",] == engine.idle_cells > 0
+    assert found["pinyon_prefill_tokens_per_second",] == engine.prefill_tokens_per_s > 0
+    assert (found["pinyon_engine_resident_bytes",], found["pinyon_available_bytes",]) == (7, 8)
+    assert (found["pinyon_vram_used_bytes", "CUDA0"], found["pinyon_vram_total_bytes", "CUDA0"]) == (1, 2)
+    api.server.service.read_meters = lambda: None
+    assert not [key for key in await samples(api) if "cells" in key[0]]
+
+
+def test_each_meter_has_a_gauge():
+    counted_at_the_door = {"running", "waiting"}
+    assert {field for _, _, field in _GAUGES} | counted_at_the_door | {"vram"} == {*Meters.__struct_fields__}
 
 
 def finished(tokens, *, choices=1, decode_s=3.0):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sqlite3
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,12 +16,14 @@ from pinyon.app.api import private
 from pinyon.app.api.app import make_app
 from pinyon.app.api.door import Door
 from pinyon.app.ask import Ask, RawText
-from pinyon.app.errors import ModelSlotError
+from pinyon.app.errors import FolderInUseError, ModelSlotError
 from pinyon.app.running import KEY_HEADER, key, proof
 from pinyon.app.settings import Settings
 from pinyon.engine.client import EngineState
-from pinyon.engine.errors import EngineError, ModelLoadError
+from pinyon.engine.errors import ContextOverflowError, EngineError, ModelLoadError
+from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Chunk, Finished, FinishReason, Progress, Removed, Timings, Usage
+from pinyon.engine.meters import Meters, Vram
 from pinyon.engine.protocol import FrameBuffer, Loading
 from pinyon.models.errors import TemplateMissingError
 from pinyon.models.model_record import Source
@@ -30,6 +33,8 @@ KEY = {KEY_HEADER: key(NONCE)}
 CHALLENGE = "ab" * 16
 ASK = Ask(RawText("x"))
 GENERATE = wire.Generate(b"/m.gguf", ASK)
+ESTIMATE = Estimate(9, 1, 2, 3, 0.5, 1.5, is_measured=True)
+METERS = Meters(cells=256, running=1, vram=(Vram("CUDA0", 1, 2),))
 BEGUN = [Progress(0, 1), Progress(1, 1), Chunk(0, "a", (1,))]
 
 
@@ -44,6 +49,7 @@ class FakeModel:
         self.name, self.context_tokens, self.threads, self.why_no_disk = name, 256, 2, ""
         self.record = SimpleNamespace(path=Path(f"/{name}.gguf"), name=name, source=Source.ADDED)
         self.error = error
+        self.digest = "ab" * 32
         self.may_end, self.cancelled, self.was_left = asyncio.Event(), False, False
 
     def is_called(self, name):
@@ -65,6 +71,16 @@ class FakeModel:
         self.cancelled = True
         self.may_end.set()
 
+    async def estimate(self, ask):
+        if self.error is not None:
+            raise self.error
+        return ESTIMATE if ask == ASK else Estimate(0)
+
+    async def count(self, text):
+        if self.error is not None:
+            raise self.error
+        return len(text)
+
 
 class FakeService:
     """Holds one model once it is loaded, which takes as long as `may_load` says."""
@@ -76,7 +92,16 @@ class FakeService:
         self.engine_state = EngineState.READY
         self.store = None
         self.why_no_disk = "the setting cache_disk_mib is 0"
-        self.cleared = []
+        self.cleared, self.forgotten = [], []
+
+    async def forget(self, conversation):
+        if self.error is not None:
+            raise self.error
+        self.forgotten.append(conversation)
+        return Removed(4, 900)
+
+    async def meters(self):
+        return None if self.loaded is None else METERS
 
     async def clear(self, model, before_s):
         if self.error is not None:
@@ -149,7 +174,11 @@ async def test_what_is_no_challenge_is_not_answered(client, challenge):
 )
 @pytest.mark.parametrize(
     ("method", "route"),
-    [("GET", "status"), ("POST", "load"), ("POST", "generate"), ("POST", "cancel"), ("POST", "clear")],
+    [
+        ("GET", "status"),
+        ("GET", "meters"),
+        *(("POST", route) for route in ("load", "generate", "cancel", "clear", "forget", "estimate", "count")),
+    ],
 )
 async def test_only_a_reader_of_the_server_s_file_gets_further(client, service, method, route, headers):
     answer = await client.request(method, f"/pinyon/{route}", content=wire.encode(GENERATE), headers=headers)
@@ -190,9 +219,55 @@ async def test_status_before_and_after_a_load(client):
     assert (after.engine_state, after.running, after.waiting, after.is_draining) == ("ready", 0, 0, False)
 
 
+async def test_a_conversation_is_forgotten(client, service):
+    answer = await client.post("/pinyon/forget", content=wire.encode(wire.Forget("talk")), headers=KEY)
+    assert msgspec.json.decode(answer.content, type=Removed) == Removed(4, 900)
+    assert service.forgotten == ["talk"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (EngineError("not all of it could be deleted"), 500),
+        (OSError("Input/output error"), 500),
+        (sqlite3.OperationalError("database is locked"), 500),
+        (FolderInUseError("another process uses it"), 400),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_a_conversation_that_cannot_be_forgotten_is_told(client, service, error, status):
+    service.error = error
+    answer = await client.post("/pinyon/forget", content=wire.encode(wire.Forget("talk")), headers=KEY)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (status, str(error))
+
+
+async def test_meters_are_null_until_a_model_is_loaded(client):
+    async def meters():
+        return msgspec.json.decode((await client.get("/pinyon/meters", headers=KEY)).content, type=Meters | None)
+
+    assert await meters() is None
+    await post(client, "load", wire.Load(b"/m.gguf", None))
+    assert await meters() == METERS
+
+
+async def test_an_ask_is_estimated_and_a_text_counted_without_an_answer(client, service, door):
+    assert await post(client, "estimate", GENERATE) == [ESTIMATE]
+    assert await post(client, "count", wire.Count(b"/m.gguf", "four")) == [wire.Counted(4)]
+    assert not service.model.was_left
+    assert (door.running, door.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize(("route", "message"), [("estimate", GENERATE), ("count", wire.Count(b"/m.gguf", "x"))])
+async def test_a_prompt_that_does_not_fit_is_told_with_its_figures(client, service, route, message):
+    service.model.error = ContextOverflowError(300, 256)
+    assert await post(client, route, message) == [service.model.error.as_event()]
+    service.model.error = TemplateMissingError("no template: --no-template")
+    assert isinstance(await refusal(client, route, message), TemplateMissingError)
+
+
 @pytest.mark.parametrize(("path", "context"), [(b"/m.gguf", None), (b"/m.gguf", 256), (b"/m.gguf", 2), (None, None)])
 async def test_a_model_that_will_do_is_loaded(client, path, context):
-    assert await post(client, "load", wire.Load(path, context)) == [wire.Loaded(b"/m.gguf", "m", 256, 2, "")]
+    assert await post(client, "load", wire.Load(path, context)) == [wire.Loaded(b"/m.gguf", "m", 256, 2, "", "ab" * 32)]
 
 
 async def test_a_load_that_takes_time_shows_how_far_it_is(client, service, monkeypatch):
@@ -256,13 +331,18 @@ async def test_a_server_that_ends_takes_nothing_new_and_says_what_it_cut_off(cli
         await asyncio.sleep(0)
     await door.drain(0)
     assert (await answer)[-1].kind == "ShuttingDownError"
-    for route, message in (("load", wire.Load(None, None)), ("generate", GENERATE)):
+    count = wire.Count(b"/m.gguf", "x")
+    for route, message in (
+        ("load", wire.Load(None, None)),
+        *((each, GENERATE) for each in ("generate", "estimate")),
+        ("count", count),
+    ):
         refused = await client.post(f"/pinyon/{route}", content=wire.encode(message), headers=KEY)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
 
 
 async def test_a_body_that_is_no_message_is_refused(client):
-    for route in ("load", "generate", "cancel"):
+    for route in ("load", "generate", "cancel", "forget", "estimate", "count"):
         answer = await client.post(f"/pinyon/{route}", content=b"{}", headers=KEY)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
 

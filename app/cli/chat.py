@@ -1,0 +1,142 @@
+"""`pinyon chat`: a conversation on the terminal."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from pinyon.app.cli.failures import ExitCode
+from pinyon.app.cli.first_model import offer_a_model
+from pinyon.app.errors import UsageError
+from pinyon.app.first_run import is_first_run
+from pinyon.app.settings import Folders, Settings, load_settings
+
+if TYPE_CHECKING:
+    from pinyon.app.history.history import History
+    from pinyon.app.tui.app import ChatApp
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """How a chat is opened. `model` None is the settings' or the latest one; `conversation` None begins a new one."""
+
+    folders: Folders
+    settings: Settings
+    model: str | None = None
+    context: int | None = None
+    private: bool = False
+    plain: bool = False
+    continues: bool = False
+    conversation: str | None = None
+
+
+@click.command(name="chat")
+@click.argument("model", required=False)
+@click.option("-c", "--continue", "continues", is_flag=True, help="Go on with the last conversation.")
+@click.option("--private", is_flag=True, help="Keep nothing: no history, nothing computed on disk.")
+@click.option(
+    "--plain", is_flag=True, help="Lines in, lines out: for screen readers, and terminals that can do no more."
+)
+@click.option(
+    "--context", type=click.IntRange(min=2), metavar="N", help="Context in tokens (default: the model's, at most 8192)."
+)
+def command(model: str | None, continues: bool, private: bool, plain: bool, context: int | None) -> ExitCode:
+    """Chat with a model, in the terminal.
+
+    F1 shows the keys, Ctrl+P all that can be done, / the commands.
+    """
+    folders = Folders.of_user()
+    chat = Chat(folders, load_settings(folders), model, context, private, plain, continues)
+    return open_chat(chat)
+
+
+def open_chat(chat: Chat) -> ExitCode:
+    """Run a chat until the user leaves it.
+
+    Raises:
+        UsageError: there is no terminal to chat on, or no conversation to go on with.
+        Exception: a fault in the chat itself; the terminal is as it was before.
+    """
+    if not chat.plain and not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError("a chat needs a terminal: `pinyon run` answers in pipes, `pinyon chat --plain` reads lines")
+    if chat.continues and chat.private:
+        raise UsageError("--private keeps nothing and knows nothing: leave out --continue")
+    if offer_a_model(chat.folders, chat.settings) and is_first_run(chat.folders, chat.settings):
+        return ExitCode.MODEL
+    return asyncio.run(_chat(chat))
+
+
+async def _chat(chat: Chat) -> ExitCode:
+    from pinyon.app.backend import Backend  # noqa: PLC0415  with the history below, what takes its time to import
+    from pinyon.app.conversing import Choices  # noqa: PLC0415
+    from pinyon.app.history.history import History  # noqa: PLC0415
+
+    is_kept = chat.settings.history and not chat.private
+    history = History(chat.folders.history_file) if is_kept else History.in_memory()
+    with contextlib.closing(history):
+        conversation = _conversation(chat, history)
+        async with Backend(chat.folders, chat.settings) as backend:
+            if chat.plain:
+                from pinyon.app.tui.plain import PlainChat  # noqa: PLC0415
+
+                plain = PlainChat(
+                    history,
+                    backend,
+                    chat.folders,
+                    chat.settings,
+                    model=chat.model,
+                    context=chat.context,
+                    choices=Choices(private=chat.private),
+                )
+                return await plain.run(conversation)
+            from pinyon.app.tui.app import ChatApp  # noqa: PLC0415  brings Textual
+            from pinyon.app.tui.chat_screen import ChatScreen  # noqa: PLC0415
+
+            screen = ChatScreen(
+                history,
+                backend,
+                chat.folders,
+                chat.settings,
+                model=chat.model,
+                context=chat.context,
+                choices=Choices(private=chat.private),
+                conversation=conversation,
+            )
+            app = ChatApp(screen, chat.settings)
+            try:
+                with _ending_by_signal(app):
+                    await app.run_async()
+            finally:
+                await screen.dialogue.close()
+    if app.fault is not None:
+        raise app.fault
+    return ExitCode.OK
+
+
+def _conversation(chat: Chat, history: "History") -> str | None:
+    if not chat.continues:
+        return chat.conversation
+    latest = history.latest()
+    if latest is None:
+        raise UsageError("there is no conversation to go on with: leave out --continue")
+    return latest.id
+
+
+@contextlib.contextmanager
+def _ending_by_signal(app: "ChatApp") -> Iterator[None]:
+    """Leave in good order, with the terminal as it was, when the system or the terminal's window ends the program."""
+    loop = asyncio.get_running_loop()
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    with contextlib.suppress(NotImplementedError):  # Windows
+        for number in numbers:
+            loop.add_signal_handler(number, app.exit)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,259 @@
+"""One prompt and its answer: loads the model, writes both into the history, prints the answer as it comes."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from pinyon.app.ask import Ask, Chat, RawText
+from pinyon.app.attachments import Attachment, fenced
+from pinyon.app.cli.answer import Answer, Stats
+from pinyon.app.cli.failures import ExitCode
+from pinyon.app.cli.progress import loading
+from pinyon.app.cli.terminal import printable
+from pinyon.app.errors import AnswerError, AppError, GenerationFailedError, UsageError
+from pinyon.app.settings import Folders, Settings
+from pinyon.engine.events import Chunk, Failed, Finished, FinishReason
+from pinyon.models.chat_template import Message
+
+if TYPE_CHECKING:
+    from pinyon.app.history.history import History
+    from pinyon.app.history.records import Conversation
+    from pinyon.app.service import Model
+
+AGAIN_S: Final = 0.2
+"""Until an answer that goes on in spite of a cancel is cancelled again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be answered, and where it is kept.
+
+    `model` None is the server's own, or where there is no server the default one. The messages of a chat in `ask` are those
+    that are new; with `continues` they follow the last conversation. `title` names a new one. Unless it `is_kept`,
+    nothing is read from the history, and nothing written.
+    """
+
+    folders: Folders
+    settings: Settings
+    model: str | None
+    context: int | None
+    ask: Ask
+    title: str
+    is_kept: bool
+    attachments: tuple[Attachment, ...] = ()
+    continues: bool = False
+    timeout_s: float | None = None
+
+
+async def exchange(wish: Wish, answer: Answer, *, with_stats: bool) -> ExitCode:
+    """Have a wish answered and printed; return the exit code.
+
+    Raises:
+        AnswerError: the answer was cut off by the time limit, or is not whole JSON or code where that was asked for.
+        AppError, EngineError, ModelError: there is none.
+    """
+    started = time.monotonic()
+    async with ready(wish) as (model, history, before):
+        load_s = time.monotonic() - started
+        attached = [(attachment, await model.count(fenced(attachment))) for attachment in wish.attachments]
+        _tell_tokens(attached)
+        ask, parent = noted(wish, history, before, model.name, attached)
+        deadline = None if wish.timeout_s is None else started + wish.timeout_s
+        try:
+            finished, is_late = await _generate(model, history, ask, parent, answer, deadline)
+        except AppError:
+            answer.break_off()
+            raise
+        stats = Stats.of(model, finished, load_s)
+        try:
+            answer.end(stats)
+        finally:
+            if with_stats:
+                print(msgspec.json.encode(stats).decode(), file=sys.stderr, flush=True)
+    if is_late:
+        raise AnswerError(f"stopped after {wish.timeout_s:g} s, with {stats.completion_tokens:,} tokens of the answer")
+    if wish.ask.grammar is not None and finished.reasons == (FinishReason.LENGTH,):
+        raise AnswerError(
+            f"the answer was cut off after {stats.completion_tokens:,} tokens, so it is not whole: raise --max-tokens or --context"
+        )
+    return ExitCode.INTERRUPTED if finished.reasons == (FinishReason.CANCELLED,) else ExitCode.OK
+
+
+@contextlib.asynccontextmanager
+async def ready(wish: Wish) -> "AsyncIterator[tuple[Model, History, Conversation | None]]":
+    """Yield the loaded model, the history, and the conversation that is gone on with.
+
+    Raises:
+        UsageError: there is no conversation to go on with.
+        AnswerError: the time limit passed while the model was loaded.
+        AppError, EngineError, ModelError: it cannot be loaded.
+    """
+    from pinyon.app.backend import Backend  # noqa: PLC0415  takes long to import
+
+    with contextlib.closing(_history(wish)) as history:
+        before = history.latest() if wish.continues else None
+        if wish.continues and before is None:
+            raise UsageError("there is no conversation to go on with: leave out -c")
+        named = wish.model or (before.model if before is not None else None)
+        async with Backend(wish.folders, wish.settings) as backend:
+            with loading(named or wish.settings.model or "the model") as on_progress:
+                try:
+                    async with asyncio.timeout(wish.timeout_s):
+                        model = await backend.load(named, wish.context, on_progress)
+                except TimeoutError:
+                    raise AnswerError(
+                        f"the model was not loaded within the {wish.timeout_s:g} s of --timeout"
+                    ) from None
+            yield model, history, before
+
+
+def _history(wish: Wish) -> "History":
+    from pinyon.app.history.history import History  # noqa: PLC0415  brings SQLite
+
+    def tell(trouble: str) -> None:
+        print(f"pinyon: {printable(trouble)}", file=sys.stderr)
+
+    return History(wish.folders.history_file, tell) if wish.is_kept else History.in_memory()
+
+
+def asked(wish: Wish, history: "History", before: "Conversation | None") -> tuple[Ask, int | None]:
+    """Return what the model is asked, with what came before, and the message that this follows."""
+    from pinyon.app.conversing import as_chat  # noqa: PLC0415  brings the history, and with it SQLite
+
+    if before is None or not isinstance(wish.ask.prompt, Chat):
+        return wish.ask, None
+    last = _last_answer(history, before.id)
+    earlier = () if last is None else as_chat(history.tree(before.id).path(last)).messages
+    prompt = Chat((*earlier, *wish.ask.prompt.messages))
+    return msgspec.structs.replace(wish.ask, prompt=prompt, conversation=before.id), last
+
+
+def noted(
+    wish: Wish,
+    history: "History",
+    before: "Conversation | None",
+    model: str,
+    attached: Sequence[tuple[Attachment, int]],
+) -> tuple[Ask, int]:
+    """Write what is new into the history. Return what the model is asked, and the message that is answered."""
+    from pinyon.app.conversing import title_of  # noqa: PLC0415  brings SQLite
+    from pinyon.app.history.records import Attached, Role  # noqa: PLC0415
+
+    ask, parent = asked(wish, history, before)
+    conversation = (before or history.start(title=title_of(wish.title), model=model)).id
+    for message in _new_messages(wish.ask):
+        files = tuple(Attached(file.name, file.size_bytes, tokens) for file, tokens in attached)
+        is_user = message.role == "user"
+        role = Role.USER if is_user else Role.SYSTEM
+        parent = history.add(conversation, parent, role, message.content, attached=files if is_user else ()).id
+    assert parent is not None, "there is something new"
+    return msgspec.structs.replace(ask, conversation=conversation), parent
+
+
+def _new_messages(ask: Ask) -> tuple[Message, ...]:
+    match ask.prompt:
+        case Chat(messages):
+            return messages
+        case RawText(text):
+            return (Message("user", text),)
+    raise AssertionError("no command asks in tokens")
+
+
+def _last_answer(history: "History", conversation: str) -> int | None:
+    """Return the last answer of a conversation that has text: a question that got none is not asked again."""
+    from pinyon.app.history.records import Role  # noqa: PLC0415  brings SQLite
+
+    path = history.tree(conversation).path()
+    return next((message.id for message in reversed(path) if message.role is Role.ASSISTANT and message.text), None)
+
+
+def _tell_tokens(attached: Sequence[tuple[Attachment, int]]) -> None:
+    if sys.stderr.isatty():
+        for file, tokens in attached:
+            print(f"{printable(file.name)}: {tokens:,} tokens", file=sys.stderr)
+
+
+async def _generate(
+    model: "Model", history: "History", ask: Ask, parent: int, answer: Answer, deadline: float | None
+) -> tuple[Finished, bool]:
+    """Hand the answer on as it comes; return the last event, and whether the deadline ended it."""
+    from pinyon.app.conversing import written  # noqa: PLC0415  brings SQLite
+
+    def cancel() -> Coroutine[None, None, None]:
+        return model.cancel(ask.id)
+
+    assert ask.conversation is not None
+    updates = written(history, model, ask.conversation, parent, ask)
+    with on_interrupt(cancel), _at(deadline, cancel) as alarm:
+        async with contextlib.aclosing(updates):
+            async for _, event in updates:
+                match event:
+                    case Chunk():
+                        answer.add(event)
+                    case Finished():
+                        return event, alarm.is_over and event.reasons == (FinishReason.CANCELLED,)
+                    case Failed():
+                        raise GenerationFailedError(event)
+    raise AssertionError("every request ends in Finished or Failed")
+
+
+@contextlib.contextmanager
+def on_interrupt(stop: Callable[[], Coroutine[None, None, None]]) -> Iterator[None]:
+    """Let the first Ctrl+C end the answer in good order; a second one ends the program."""
+    loop = asyncio.get_running_loop()
+    stopping: set[asyncio.Task[None]] = set()
+
+    def interrupt() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        stopping.add(loop.create_task(_insist(stop)))
+
+    try:
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+    except NotImplementedError:  # Windows: Ctrl+C ends the program
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        for task in stopping:
+            task.cancel()
+
+
+async def _insist(stop: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Stop until that has worked: a request that is still being rendered is not known to the engine yet."""
+    while True:
+        await stop()
+        await asyncio.sleep(AGAIN_S)
+
+
+@dataclass(slots=True)
+class _Alarm:
+    is_over: bool = False
+
+
+@contextlib.contextmanager
+def _at(deadline: float | None, stop: Callable[[], Coroutine[None, None, None]]) -> Iterator[_Alarm]:
+    """Call `stop` at a time of the monotonic clock, unless the context has ended before."""
+    alarm = _Alarm()
+    if deadline is None:
+        yield alarm
+        return
+
+    async def ring() -> None:
+        await asyncio.sleep(deadline - time.monotonic())
+        alarm.is_over = True
+        await _insist(stop)
+
+    task = asyncio.create_task(ring())
+    try:
+        yield alarm
+    finally:
+        task.cancel()

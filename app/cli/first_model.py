@@ -1,0 +1,30 @@
+"""The first run: offers a model, and on a terminal fetches the one that the user names."""
+
+import sys
+
+import click
+
+from pinyon.app.first_run import STARTER, is_first_run, offer
+from pinyon.app.settings import Folders, Settings
+from pinyon.models import catalog
+
+
+def offer_a_model(folders: Folders, settings: Settings) -> bool:
+    """Where nothing could answer, say what can be fetched, and on a terminal ask. Return whether it was said.
+
+    Nothing is fetched but what the user names. What was fetched is there when this returns. Raises ModelError as a pull does.
+    """
+    if not is_first_run(folders, settings):
+        return False
+    print(offer(), file=sys.stderr)
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        names = [entry.name for entry in sorted(catalog.CATALOG, key=lambda entry: entry.size_bytes)]
+        question = f"Fetch one now? Its name, for example {STARTER}, or Enter for none"
+        name = click.prompt(
+            question, default="", show_default=False, type=click.Choice(["", *names]), show_choices=False, err=True
+        )
+        if (entry := catalog.find(name)) is not None:
+            from pinyon.app.cli.pull import pull  # noqa: PLC0415  only where something is fetched
+
+            pull(entry, folders.models)
+    return True

@@ -1,0 +1,51 @@
+"""Sampling parameters and limits by name: `-o temperature=0.5`, a template's `[options]`, a batch's `options`."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from pinyon.app.ask import SamplingChoice
+from pinyon.app.errors import UsageError
+
+
+class NamedOptions(msgspec.Struct, frozen=True):
+    """What was chosen; None is what the model's file recommends, or for `max_tokens` the end of the context."""
+
+    sampling: SamplingChoice = SamplingChoice()
+    max_tokens: int | None = None
+
+
+_TYPES: Final = {
+    field.name: field.type for field in msgspec.structs.fields(SamplingChoice) if field.name != "logit_bias"
+}
+_TYPES["max_tokens"] = int | None
+
+
+def named_options(values: Mapping[str, object]) -> NamedOptions:
+    """Return what names and values choose; numbers may come as text. Raises UsageError for an unknown name or no number."""
+    converted = {name: _converted(name, value) for name, value in values.items()}
+    max_tokens = converted.pop("max_tokens", None)
+    return NamedOptions(msgspec.convert(converted, SamplingChoice), msgspec.convert(max_tokens, int | None))
+
+
+def named_values(pairs: Iterable[str], option: str) -> dict[str, str]:
+    """Return what NAME=VALUE pairs say. Raises UsageError where one is none, or a name comes twice."""
+    values: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise UsageError(f"{option} {pair!r} is no NAME=VALUE")
+        if name in values:
+            raise UsageError(f"{option} has {name} twice: {values[name]!r} and {value!r}")
+        values[name] = value
+    return values
+
+
+def _converted(name: str, value: object) -> object:
+    if name not in _TYPES:
+        raise UsageError(f"there is no option {name!r}; the options are {', '.join(_TYPES)}")
+    try:
+        return msgspec.convert(value, _TYPES[name], strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the option {name} is {value!r}: {error}") from None

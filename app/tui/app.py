@@ -1,0 +1,91 @@
+"""The chat as a Textual application: themes, keys, the palette, and how it is left."""
+
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import ClassVar, Final
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+from textual.widgets import TextArea
+
+from pinyon.app.errors import SettingsError
+from pinyon.app.settings import Settings
+from pinyon.app.tui import commands
+from pinyon.app.tui.chat_screen import ChatScreen
+from pinyon.app.tui.themes import DARK, LIGHT
+
+AGAIN_S: Final = 2.0
+"""How soon the second Ctrl+C must follow the first one to leave."""
+
+
+class ChatApp(App[None]):
+    """Shows one chat screen. `fault` is the exception that ended it, if one did; it is for the caller to report.
+
+    Raises:
+        SettingsError: the keys or the theme of the settings cannot be used.
+    """
+
+    CSS_PATH = "chat.tcss"
+    COMMAND_PALETTE_BINDING: ClassVar[str] = commands.key_of("palette")
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+c", "interrupt", "Stop, twice: leave", show=False, priority=True, system=True),
+        Binding(commands.key_of("quit"), "quit", "Leave", show=False, priority=True, id="quit"),
+    ]
+
+    def __init__(self, chat: ChatScreen, settings: Settings) -> None:
+        super().__init__()
+        self.fault: Exception | None = None
+        self.animation_level = "none"  # the machine has better things to compute
+        self._chat = chat
+        self._interrupted_at = 0.0
+        self._use_theme(settings.theme)
+        commands.keymap(settings.keys)
+        self.set_keymap(settings.keys)
+
+    def get_default_screen(self) -> Screen[None]:
+        return self._chat
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Yield what the palette offers: the table of actions."""
+        if screen is self._chat:
+            for action in commands.ACTIONS:
+                if action.id not in {"send", "newline", "palette"}:
+                    yield SystemCommand(action.title, f"/{action.slash}", partial(self._chat.do, action.id))
+
+    async def action_interrupt(self) -> None:
+        """Copy what is selected; else stop what goes on, and leave at the second time."""
+        now = time.monotonic()
+        if selected := self._selected_text():
+            self._chat.do("copy_text", selected)
+        elif now - self._interrupted_at < AGAIN_S:
+            self.exit()
+        else:
+            self._interrupted_at = now
+            self._chat.do("stop")
+            self._chat.told("Ctrl+C once more leaves")
+
+    def _selected_text(self) -> str:
+        focused = self.focused
+        if isinstance(focused, TextArea) and focused.selected_text:
+            return focused.selected_text
+        return self.screen.get_selected_text() or ""
+
+    def _use_theme(self, name: str | None) -> None:
+        for theme in (DARK, LIGHT):
+            self.register_theme(theme)
+        if name is not None and name not in self.available_themes:
+            raise SettingsError(
+                f"there is no theme {name!r}; the themes are {', '.join(sorted(self.available_themes))}"
+            )
+        self.theme = name or DARK.name
+
+    def _handle_exception(self, error: Exception) -> None:
+        """Leave in good order instead of printing a traceback; in tests the base class shows it."""
+        if self.is_headless:
+            super()._handle_exception(error)
+        else:
+            self.fault = self.fault or error
+            self._return_code = 1
+            self._close_messages_no_wait()

@@ -1,0 +1,396 @@
+"""The screen of the chat: puts its parts together, and shows what the dialogue tells."""
+
+import contextlib
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import ClassVar, Final
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Footer, Static
+
+from pinyon.app.backend import Backend
+from pinyon.app.conversing import Choices
+from pinyon.app.history.history import History
+from pinyon.app.history.records import Attached, Message, Role
+from pinyon.app.settings import Folders, Settings
+from pinyon.app.tui import commands, reports
+from pinyon.app.tui.chips import Chips
+from pinyon.app.tui.dialogs import LineDialog, TextDialog
+from pinyon.app.tui.dialogue import EXPECTED, Dialogue, Draft
+from pinyon.app.tui.dropped import dropped_paths
+from pinyon.app.tui.figures import AnswerMeter, Figures, footer
+from pinyon.app.tui.gauges import GAUGES_HZ, Gauges
+from pinyon.app.tui.path_picker import PathPicker
+from pinyon.app.tui.prompt import Prompt
+from pinyon.app.tui.safe_text import safe_text
+from pinyon.app.tui.screen_actions import ScreenActions
+from pinyon.app.tui.shown import MessageAction, Shown
+from pinyon.app.tui.sidebar import Sidebar
+from pinyon.app.tui.transcript import Transcript
+from pinyon.engine.events import Chunk, Event
+
+EDIT_COST_PAUSE_S: Final = 0.3
+"""How long an edited text must rest before its cost is estimated."""
+MAX_COMPLETIONS: Final = 6
+WIDE_CELLS: Final = 100
+"""From this width the conversations are shown at the start."""
+
+
+def _bindings() -> list[BindingType]:
+    """The table's keys. Letters and escape act where nothing else takes them; the others act everywhere on this screen."""
+    return [
+        Binding(
+            action.key,
+            f"do('{action.id}')",
+            action.label or action.title,
+            show=bool(action.label),
+            priority=len(action.key) > 1 and action.key != "escape",
+            id=action.id,
+        )
+        for action in commands.ACTIONS
+        if action.key and action.id not in commands.BOUND_ELSEWHERE
+    ]
+
+
+_OF_MESSAGE: Final = {
+    MessageAction.EDIT: "edit",
+    MessageAction.REGENERATE: "regenerate",
+    MessageAction.CONTINUE: "go_on",
+    MessageAction.PREVIOUS: "previous",
+    MessageAction.NEXT: "next",
+    MessageAction.COPY: "copy",
+    MessageAction.DELETE: "delete",
+}
+
+
+class ChatScreen(Screen[None]):
+    """`history`, `backend` and `folders` are used, never closed here. `conversation` is opened first."""
+
+    BINDINGS: ClassVar[list[BindingType]] = _bindings()
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (81, "-wide")]
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (25, "-tall")]
+
+    def __init__(
+        self,
+        history: History,
+        backend: Backend,
+        folders: Folders,
+        settings: Settings,
+        *,
+        model: str | None,
+        context: int | None,
+        choices: Choices,
+        conversation: str | None,
+    ) -> None:
+        super().__init__()
+        self.history = history
+        self.backend = backend
+        self.folders = folders
+        self.settings = settings
+        self.dialogue = Dialogue(history, backend, self, choices, model, context)
+        self._actions = ScreenActions(self)
+        self._conversation = conversation
+        self._edited: Message | None = None
+        self._edit_cost = ""
+        self._recalled = 0
+        self._meter: AnswerMeter | None = None
+        self._figures: Figures | None = None
+
+    def compose(self) -> ComposeResult:
+        picker = PathPicker(Path.cwd(), id="paths")
+        with Horizontal(id="body"):
+            yield Sidebar(id="sidebar")
+            with Vertical(id="room"), Vertical(id="column"):
+                yield Static(id="title")
+                yield Transcript()
+                yield Gauges(id="gauges")
+                yield Static(id="status")
+                yield Chips(urls=self.settings.urls, id="chips")
+                yield picker
+                yield Prompt(picker, id="prompt")
+        yield Footer(show_command_palette=False, compact=True)
+
+    async def on_mount(self) -> None:
+        self.prompt.focus()
+        self.query_one(Sidebar).display = self.app.size.width > WIDE_CELLS
+        self.query_one(Gauges).display = False
+        self.set_interval(1 / GAUGES_HZ, self._read_meters)
+        self._rest = self.set_interval(EDIT_COST_PAUSE_S, self._estimate_edit, pause=True)
+        await self.dialogue.open(self._conversation)
+        self.call_after_refresh(self.dialogue.resume)  # the first frame comes before the model
+
+    # What the dialogue tells
+
+    async def opened(self) -> None:
+        path = self.dialogue.path
+        await self.transcript.show([self._shown(message) for message in path])
+        answer = reports.last_answered(path)
+        self._figures = None if answer is None else _figures(answer)
+        self.give_up_edit()
+
+    async def said(self, message: Message) -> None:
+        await self.transcript.add(self._shown(message))
+
+    def began(self, message: Message) -> None:
+        self.transcript.begin(self._shown(message))
+
+    def heard(self, event: Event) -> None:
+        if self._meter is None:
+            self._meter = AnswerMeter()
+        self._meter.take(event)
+        if isinstance(event, Chunk) and self.dialogue.shows_answer:
+            self.transcript.append(event.text, event.reasoning, reasoning_tokens=len(event.token_ids))
+
+    def ended(self, message: Message) -> None:
+        self.transcript.finish(self._shown(message))
+        self._figures = _figures(message) or self._figures
+
+    def changed(self) -> None:
+        if not self.is_mounted:
+            return
+        if not self.dialogue.is_busy and self._meter is not None:
+            self._meter = None
+        current = self.dialogue.conversation
+        self.query_one(Sidebar).show(self.history.conversations(), None if current is None else current.id)
+        model = self.dialogue.model
+        self.query_one(Chips).count_with(None if model is None else model.count)
+        self._show_title()
+        self._show_status()
+
+    def broke(self, error: Exception) -> None:
+        def fail() -> None:
+            raise error
+
+        self.call_later(fail)  # the application ends with it as with every fault
+
+    def told(self, text: str, *, is_error: bool = False) -> None:
+        self.notify(safe_text(text), severity="error" if is_error else "information", markup=False)
+
+    def needs_model(self, reason: str) -> None:
+        self.told(reason)
+        self.do("model")
+
+    # What the parts of the screen post
+
+    async def on_prompt_sent(self, event: Prompt.Sent) -> None:
+        event.stop()
+        try:
+            command = commands.slash_command(event.text)
+        except KeyError as error:
+            self.told(
+                f"there is no command {error.args[0]!r}; F1 lists them. A message may not begin with /", is_error=True
+            )
+            return
+        if command is not None:
+            self.prompt.take()
+            self.do(command[0].id, command[1])
+        elif event.text.strip() or self.chips.pieces:
+            await self._send(self.prompt.take())
+
+    async def on_prompt_pasted(self, event: Prompt.Pasted) -> None:
+        event.stop()
+        paths = dropped_paths(event.text)
+        for path in paths:
+            self.do("attach", str(path))
+        if not paths:
+            await self.chips.paste(event.text)
+
+    def on_prompt_recall(self, event: Prompt.Recall) -> None:
+        event.stop()
+        if event.steps > 0 and not self.prompt.text and (text := self.dialogue.take_back()) is not None:
+            self.prompt.put(text)
+            return
+        said = [message.text for message in self.dialogue.path if message.role is Role.USER]
+        place = self._recalled + event.steps
+        if 0 <= place <= len(said) and (self._recalled or not self.prompt.text):
+            self._recalled = place
+            self.prompt.put(said[-place] if place else "")
+
+    def on_prompt_attach(self, event: Prompt.Attach) -> None:
+        event.stop()
+        self.do("attach", event.path)
+
+    def on_path_picker_picked(self, event: PathPicker.Picked) -> None:
+        event.stop()
+        self.prompt.pick(event.choice)
+
+    def on_text_area_changed(self) -> None:
+        if not self.prompt.text:
+            self._recalled = 0
+        if self._edited is not None:
+            self._rest.reset()
+            self._rest.resume()
+        self._show_status()
+
+    def on_sidebar_chosen(self, event: Sidebar.Chosen) -> None:
+        event.stop()
+        self.start(self.dialogue.open(event.conversation))
+        self.prompt.focus()
+
+    def on_sidebar_unwanted(self, event: Sidebar.Unwanted) -> None:
+        event.stop()
+        self.start(self._actions.delete_conversation(event.conversation))
+
+    def on_transcript_action(self, event: Transcript.Action) -> None:
+        event.stop()
+        self.do(_OF_MESSAGE[event.action], str(event.message))
+
+    def action_do(self, action: str) -> None:
+        self.do(action)
+
+    # What the actions use
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.query_one(Prompt)
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.query_one(Transcript)
+
+    @property
+    def chips(self) -> Chips:
+        return self.query_one(Chips)
+
+    @property
+    def selected(self) -> int | None:
+        """The message that the user has gone to."""
+        return self.transcript.selected
+
+    @property
+    def is_editing(self) -> bool:
+        return self._edited is not None
+
+    def write_to_terminal(self, sequence: str) -> None:
+        """Write what is meant for the terminal itself."""
+        if (driver := self.app._driver) is not None:  # noqa: SLF001  Textual has no other way to it
+            driver.write(sequence)
+
+    def do(self, action: str, argument: str = "") -> None:
+        """Begin an action of the table."""
+        self.start(self._actions.do(action, argument))
+
+    def start(self, doing: Coroutine[None, None, None]) -> None:
+        """Begin something that may take a while; what it cannot do is told."""
+        self.run_worker(self._guarded(doing), group="doing")
+
+    async def show(self, title: str, text: str) -> None:
+        """Show a text until the user closes it, or has it copied."""
+        if await self.app.push_screen_wait(TextDialog(title, text)):
+            await self._actions.copy_text(text)
+
+    async def ask(self, question: str, value: str) -> str:
+        """Return a line; empty where the user gives none."""
+        return (await self.app.push_screen_wait(LineDialog(question, value)) or "").strip()
+
+    def put(self, text: str) -> None:
+        """Put a text into the prompt."""
+        self.prompt.put(text)
+
+    def leave(self) -> None:
+        """End the chat."""
+        self.app.exit()
+
+    def edit(self, message: Message) -> None:
+        """Have a message of the user's edited in the prompt; sending it makes a branch."""
+        self._edited = message
+        self.prompt.put(message.text)
+        self.prompt.focus()
+
+    def give_up_edit(self) -> None:
+        """Leave everything as it stands."""
+        if self._edited is not None:
+            self._edited, self._edit_cost = None, ""
+            self.prompt.take()
+
+    async def _guarded(self, doing: Coroutine[None, None, None]) -> None:
+        try:
+            await doing
+        except EXPECTED as error:
+            self.told(str(error), is_error=True)
+
+    async def _send(self, text: str) -> None:
+        attached = self.chips.costs()
+        texts = [piece.text() for piece, _ in attached]
+        draft = Draft(
+            "\n\n".join(part for part in (*texts, text) if part.strip()),
+            tuple(Attached(piece.label, piece.size_bytes, tokens or 0) for piece, tokens in attached),
+        )
+        await self.chips.clear()
+        edited, self._edited, self._edit_cost = self._edited, None, ""
+        if edited is None:
+            self.dialogue.say(draft)
+        else:
+            self.dialogue.edit(edited, draft)
+
+    async def _estimate_edit(self) -> None:
+        self._rest.pause()
+        if self._edited is not None:
+            with contextlib.suppress(*EXPECTED):
+                cost = await self.dialogue.cost_of(self._edited, self.prompt.text)
+                self._edit_cost = "" if cost is None else reports.edit_cost(cost)
+            self._show_status()
+
+    def _read_meters(self) -> None:
+        if self.query_one(Gauges).display:
+            self.run_worker(self._show_meters(), group="meters", exclusive=True)
+
+    async def _show_meters(self) -> None:
+        meters = await self.backend.meters()
+        self.query_one(Gauges).show(meters, self._figures if self._meter is None else self._meter.figures())
+
+    def _shown(self, message: Message) -> Shown:
+        figures = _figures(message)
+        tree = self.history.tree(message.conversation)
+        siblings = tree.siblings(message.id)
+        return Shown(
+            message.id,
+            message.role,
+            message.text,
+            message.reasoning,
+            message.state,
+            "" if figures is None else footer(figures),
+            (siblings.index(message.id), len(siblings)),
+            tuple(attached.name for attached in message.attached),
+            message.error,
+            reasoning_tokens=0 if message.answered is None else message.answered.usage.reasoning_tokens,
+        )
+
+    def _show_title(self) -> None:
+        conversation, model = self.dialogue.conversation, self.dialogue.model
+        parts = (
+            "new conversation" if conversation is None else conversation.title,
+            "no model" if model is None else model.name,
+            "private" if self.dialogue.choices.private else "",
+            self.history.why_not_saved,
+        )
+        self.query_one("#title", Static).update(Content(_one_line(" · ".join(filter(None, parts)))))
+
+    def _show_status(self) -> None:
+        status = self.query_one("#status", Static)
+        text = "\n".join(_one_line(line) for line in self._status_lines())
+        status.display = bool(text)
+        status.update(Content(text))
+
+    def _status_lines(self) -> Iterator[str]:
+        for action in commands.completions(self.prompt.text)[:MAX_COMPLETIONS]:
+            yield f"/{action.slash} {action.argument}  {action.title}"
+        if self._edited is not None:
+            yield f"editing: {self._edit_cost or 'enter sends it as another branch'}; escape leaves it as it was"
+        if self.dialogue.loaded is not None:
+            yield f"loading {self.dialogue.wanted or 'the model'}: {self.dialogue.loaded:.0%}"
+        if waiting := self.dialogue.waiting:
+            yield f"waiting ({len(waiting)}): {waiting[0]}"
+
+
+def _figures(message: Message) -> Figures | None:
+    answered = message.answered
+    return None if answered is None else Figures.of(answered.usage, answered.timings, answered.cache)
+
+
+def _one_line(text: str) -> str:
+    return safe_text(text).replace("\n", " ")

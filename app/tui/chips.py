@@ -1,0 +1,202 @@
+"""What goes along with the next message: files and large pastes as chips, each with what it costs in tokens."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import HorizontalScroll
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import Static
+
+from pinyon.app.attachments import Attachment, attached, fenced
+from pinyon.app.errors import AppError
+from pinyon.app.tui import amounts
+from pinyon.app.tui.safe_text import safe_text
+from pinyon.engine.errors import EngineError
+
+LARGE_CHARS: Final = 2000
+LARGE_LINES: Final = 10
+"""A paste beyond either becomes a chip: the prompt shows ten lines."""
+_LABEL_CHARS: Final = 40
+_REMOVE: Final = " ✕"
+
+Count: TypeAlias = Callable[[str], Awaitable[int]]
+
+
+def is_large(pasted: str) -> bool:
+    """Whether pasted text belongs into a chip instead of the prompt."""
+    return len(pasted) > LARGE_CHARS or len(pasted.splitlines()) > LARGE_LINES
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one path or paste brings. `left_out` are the files of a folder that are no text, with the reasons."""
+
+    label: str
+    attachments: tuple[Attachment, ...]
+    left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def of_paste(cls, pasted: str) -> "Piece":
+        text = pasted.replace("\r\n", "\n").replace("\r", "\n")
+        lines = len(text.splitlines())
+        label = "pasted, 1 line" if lines == 1 else f"pasted, {lines:,} lines"
+        return cls(label, (Attachment("pasted text", text, len(text.encode("utf-8", "replace"))),))
+
+    @classmethod
+    def of_source(cls, source: str, *, urls: bool) -> "Piece":
+        """Read a file, a folder or a URL. Raises UsageError."""
+        found = attached(source, urls=urls)
+        files = len(found.attachments)
+        label = source if files == 1 and not found.left_out else f"{source}, {files} file{'s' * (files > 1)}"
+        left_out = f", {len(found.left_out)} left out" if found.left_out else ""
+        return cls(label + left_out, found.attachments, found.left_out)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(attachment.size_bytes for attachment in self.attachments)
+
+    def text(self) -> str:
+        """Return what the message will hold of it."""
+        return "\n\n".join(map(fenced, self.attachments))
+
+
+class Chip(Static, can_focus=True):
+    """One piece and its cost. Delete, backspace, or a click on its cross removes it."""
+
+    BINDINGS = [Binding("delete,backspace", "remove", "Remove attachment", show=False)]  # noqa: RUF012  Textual's form
+
+    class Removed(Message):
+        """The user wants this chip gone."""
+
+        def __init__(self, chip: "Chip") -> None:
+            super().__init__()
+            self.chip = chip
+
+    def __init__(self, piece: Piece) -> None:
+        super().__init__()
+        self.piece = piece
+        self.tokens: int | None = None
+        self.tooltip = Content("\n".join(map(safe_text, piece.left_out))) if piece.left_out else None
+
+    def on_mount(self) -> None:
+        self.show()
+
+    def show(self) -> None:
+        """Paint label and cost; as long as the tokens are not counted, the size."""
+        label = safe_text(self.piece.label).replace("\n", " ")
+        if len(label) > _LABEL_CHARS:  # the end of a path says more than its beginning
+            label = f"…{label[1 - _LABEL_CHARS :]}"
+        cost = amounts.size(self.piece.size_bytes) if self.tokens is None else amounts.tokens(self.tokens)
+        self.update(Content.assemble(label, (f" {cost}", "dim"), _REMOVE))
+
+    def on_click(self, event: events.Click) -> None:
+        if event.x >= self.outer_size.width - len(_REMOVE) - 1:
+            self.action_remove()
+
+    def action_remove(self) -> None:
+        self.post_message(self.Removed(self))
+
+
+class Chips(HorizontalScroll):
+    """The chips above the prompt; takes no room while there are none."""
+
+    DEFAULT_CSS = """
+    Chips { height: 1; display: none; scrollbar-size-horizontal: 0; }
+    Chips.-some { display: block; }
+    Chips > Static { width: auto; height: 1; margin-right: 1; }
+    Chip { background: $surface; padding: 0 1; }
+    Chip:focus { background: $primary; color: $text; }
+    """
+
+    class Changed(Message):
+        """Chips came, went or were counted."""
+
+    def __init__(self, count: Count | None = None, *, urls: bool = False, id: str | None = None) -> None:  # noqa: A002
+        """`count` counts the tokens of a text, where a model is loaded; it may raise AppError and EngineError."""
+        super().__init__(id=id, can_focus=False)
+        self._count = count
+        self._urls = urls
+        self._chips: list[Chip] = []
+        self._sum = Static()
+
+    def compose(self) -> ComposeResult:
+        yield self._sum
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        return tuple(chip.piece for chip in self._chips)
+
+    @property
+    def tokens(self) -> int | None:
+        """What all of it costs together; None while a part is not counted."""
+        counted = [chip.tokens for chip in self._chips if chip.tokens is not None]
+        return sum(counted) if len(counted) == len(self._chips) else None
+
+    def costs(self) -> tuple[tuple[Piece, int | None], ...]:
+        """Return every piece with its tokens, None while they are not counted."""
+        return tuple((chip.piece, chip.tokens) for chip in self._chips)
+
+    async def attach(self, source: str) -> None:
+        """Read a file, a folder or a URL and add it. Raises UsageError that says why it cannot be."""
+        await self.add(await asyncio.to_thread(Piece.of_source, source, urls=self._urls))
+
+    async def paste(self, text: str) -> None:
+        await self.add(Piece.of_paste(text))
+
+    async def add(self, piece: Piece) -> None:
+        chip = Chip(piece)
+        self._chips.append(chip)
+        await self.mount(chip, before=self._sum)
+        self.scroll_end(animate=False)
+        self._count_tokens(chip)
+        self._show()
+
+    def count_with(self, count: Count | None) -> None:
+        """Count by this model's tokens from now on, also what is here already."""
+        if count == self._count:
+            return
+        self._count = count
+        for chip in self._chips:
+            chip.tokens = None
+            chip.show()
+            self._count_tokens(chip)
+        self._show()
+
+    async def clear(self) -> None:
+        """Take all chips away: the message was sent, or given up."""
+        gone, self._chips = self._chips, []
+        self._show()
+        await self.remove_children(gone)
+
+    async def on_chip_removed(self, event: Chip.Removed) -> None:
+        event.stop()
+        if event.chip in self._chips:
+            self._chips.remove(event.chip)
+            self._show()
+            await event.chip.remove()
+
+    def _count_tokens(self, chip: Chip) -> None:
+        if self._count is not None:
+            self.run_worker(self._counted(chip, self._count), group="count")
+
+    async def _counted(self, chip: Chip, count: Count) -> None:
+        try:
+            tokens = await count(await asyncio.to_thread(chip.piece.text))
+        except (AppError, EngineError):  # no model, or none that answers: the size stays
+            return
+        if count == self._count and chip in self._chips:
+            chip.tokens = tokens
+            chip.show()
+            self._show()
+
+    def _show(self) -> None:
+        self.set_class(bool(self._chips), "-some")
+        several = len(self._chips) > 1 and self.tokens is not None
+        self._sum.update(Content(f"{amounts.tokens(self.tokens or 0)} together") if several else Content(""))
+        self.post_message(self.Changed())

@@ -1,0 +1,212 @@
+"""`pinyon chat --plain`: the same chat in lines, for screen readers. Nothing is drawn, moved or painted over."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+from pinyon.app.attachments import attached, fenced
+from pinyon.app.backend import Backend
+from pinyon.app.cli.failures import ExitCode
+from pinyon.app.cli.terminal import for_stdout, printable
+from pinyon.app.conversing import Choices
+from pinyon.app.errors import UsageError
+from pinyon.app.history.history import History
+from pinyon.app.history.records import Attached, Message, Role, State
+from pinyon.app.settings import Folders, Settings
+from pinyon.app.tui import commands
+from pinyon.app.tui.actions import Actions
+from pinyon.app.tui.dialogue import EXPECTED, Dialogue, Draft
+from pinyon.app.tui.search_query import query_of
+from pinyon.engine.events import Chunk, Event
+
+SHOWN: Final = 20
+"""How many conversations or hits are listed."""
+_SPEAKERS: Final = {Role.SYSTEM: "Instructions", Role.USER: "You", Role.ASSISTANT: "Answer"}
+
+
+class PlainChat:
+    """Reads lines from stdin and writes lines to stdout. A desk for actions, and the dialogue's audience."""
+
+    def __init__(
+        self,
+        history: History,
+        backend: Backend,
+        folders: Folders,
+        settings: Settings,
+        *,
+        model: str | None,
+        context: int | None,
+        choices: Choices,
+    ) -> None:
+        self.history = history
+        self.backend = backend
+        self.folders = folders
+        self.settings = settings
+        self.dialogue = Dialogue(history, backend, self, choices, model, context)
+        self.selected: int | None = None
+        self._actions = PlainActions(self)
+        self._attached: list[tuple[str, Attached]] = []
+        self._offered = ""
+        self._is_open = True
+        self._line = ""
+        self._fault: Exception | None = None
+
+    async def run(self, conversation: str | None) -> ExitCode:
+        """Talk until the user leaves. Raises NoConversationError."""
+        print("Plain chat. /help lists the commands, Ctrl+C stops an answer, Ctrl+D leaves.")
+        await self.dialogue.open(conversation)
+        self.dialogue.resume()
+        await self._finished()
+        while self._is_open and (line := self._read("You: ")) is not None:
+            await self._take(line)
+            await self._finished()
+            if self._fault is not None:
+                raise self._fault
+        await self.dialogue.close()
+        return ExitCode.OK
+
+    def attach(self, path: str) -> None:
+        """Send a file along with the next message. Raises UsageError."""
+        for attachment in attached(str(Path(path).expanduser()), urls=self.settings.urls).attachments:
+            self._attached.append((fenced(attachment), Attached(attachment.name, attachment.size_bytes, 0)))
+            self.told(f"{attachment.name} goes along with the next message")
+
+    # The dialogue's audience
+
+    async def opened(self) -> None:
+        for message in self.dialogue.path:
+            if message.state is not State.STREAMING:
+                print(_spoken(message))
+
+    async def said(self, message: Message) -> None:
+        pass  # the user has just typed it
+
+    def began(self, message: Message) -> None:
+        self._line = f"{_SPEAKERS[message.role]}: "
+
+    def heard(self, event: Event) -> None:
+        if isinstance(event, Chunk):
+            *lines, self._line = (self._line + event.text).split("\n")
+            for line in lines:
+                print(for_stdout(line), flush=True)
+
+    def ended(self, message: Message) -> None:
+        print(for_stdout(self._line), flush=True)
+        self._line = ""
+        if message.state is not State.COMPLETE:
+            self.told(message.error or "stopped", is_error=bool(message.error))
+
+    def changed(self) -> None:
+        pass
+
+    def broke(self, error: Exception) -> None:
+        self._fault = error
+
+    def needs_model(self, reason: str) -> None:
+        self.told(reason, is_error=True)
+
+    # The actions' desk
+
+    def told(self, text: str, *, is_error: bool = False) -> None:
+        print(f"{'Error: ' if is_error else ''}{printable(text)}", file=sys.stderr, flush=True)
+
+    async def show(self, title: str, text: str) -> None:
+        print(f"{printable(title)}:\n{for_stdout(text)}", flush=True)
+
+    async def ask(self, question: str, value: str) -> str:
+        hint = f" (now: {value})" if value else ""
+        return (self._read(f"{question}{hint}: ") or "").strip()
+
+    def put(self, text: str) -> None:
+        self._offered = text
+        print(f"An empty line sends this:\n{for_stdout(text)}")
+
+    def leave(self) -> None:
+        self._is_open = False
+
+    async def _take(self, line: str) -> None:
+        text, self._offered = line.strip() or self._offered, ""
+        try:
+            command = commands.slash_command(text)
+        except KeyError as error:
+            self.told(f"there is no command {error.args[0]!r}; /help lists them", is_error=True)
+            return
+        try:
+            if command is not None:
+                await self._actions.do(command[0].id, command[1])
+            elif text or self._attached:
+                self._say(text)
+        except EXPECTED as error:
+            self.told(str(error), is_error=True)
+
+    def _say(self, text: str) -> None:
+        going, self._attached = self._attached, []
+        texts = (*(fence for fence, _ in going), text)
+        self.dialogue.say(Draft("\n\n".join(filter(None, texts)), tuple(one for _, one in going)))
+
+    def _read(self, prompt: str) -> str | None:
+        """Return the next line; None at the end of input. Nothing else goes on meanwhile."""
+        try:
+            return input(prompt)
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return None
+
+    async def _finished(self) -> None:
+        """Wait until everything is answered; Ctrl+C stops what is being written."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(NotImplementedError):  # Windows: Ctrl+C ends the program
+            loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        try:
+            await self.dialogue.finished()
+        finally:
+            with contextlib.suppress(NotImplementedError):
+                loop.remove_signal_handler(signal.SIGINT)
+
+    def _interrupt(self) -> None:
+        self._stopping = asyncio.ensure_future(self.dialogue.stop())
+
+
+class PlainActions(Actions):
+    """The actions that are done otherwise in lines: lists are read out, and a number chooses."""
+
+    def __init__(self, chat: PlainChat) -> None:
+        super().__init__(chat)
+        self._chat = chat
+
+    async def sidebar(self, _argument: str) -> None:
+        conversations = self._chat.history.conversations(limit=SHOWN)
+        chosen = await self._choose([each.title for each in conversations])
+        if chosen is not None:
+            await self._chat.dialogue.open(conversations[chosen].id)
+
+    async def search(self, words: str) -> None:
+        query = query_of(words or await self._chat.ask("Words", ""))
+        found = self._chat.history.search(
+            query.words, role=query.role, model=query.model, since=query.since, limit=SHOWN
+        )
+        chosen = await self._choose([f"{each.conversation.title}: {each.snippet}" for each in found])
+        if chosen is not None:
+            await self._chat.dialogue.open(found[chosen].conversation.id, found[chosen].message)
+
+    async def attach(self, path: str) -> None:
+        if not path:
+            raise UsageError("which file? /attach PATH")
+        self._chat.attach(path)
+
+    async def _choose(self, titles: list[str]) -> int | None:
+        """Return the place of the one that the user chooses."""
+        if not titles:
+            self._chat.told("there is none")
+            return None
+        await self._chat.show("Found", "\n".join(f"{number}: {title}" for number, title in enumerate(titles, 1)))
+        answer = await self._chat.ask("Number to open, or nothing", "")
+        return int(answer) - 1 if answer.isdecimal() and 0 < int(answer) <= len(titles) else None
+
+
+def _spoken(message: Message) -> str:
+    """A message of the past, its speaker in front."""
+    return for_stdout(f"{_SPEAKERS[message.role]}: {message.text or message.error}")

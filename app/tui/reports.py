@@ -1,0 +1,123 @@
+"""What the chat tells in words when it is asked: the cache, the context, the sampling, and a question as a shell command."""
+
+import json
+import shlex
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from pinyon.app.conversing import Choices, EditCost, as_chat
+from pinyon.app.history.history import History
+from pinyon.app.history.records import Message, Role
+from pinyon.app.service import Model
+from pinyon.app.tui import amounts
+from pinyon.app.tui.figures import Figures, cached
+
+SPEED_CONVERSATIONS: Final = 30
+"""How many conversations tell how fast a model is here."""
+
+
+def last_answered(path: Sequence[Message]) -> Message | None:
+    """Return the last answer on a path that the engine told figures about."""
+    return next((message for message in reversed(path) if message.answered is not None), None)
+
+
+def cache_report(path: Sequence[Message]) -> str:
+    """Return what of the last prompt was reused, from where, and why not more."""
+    answer = last_answered(path)
+    if answer is None or (answered := answer.answered) is None:
+        return "No answer here has figures yet."
+    cache = answered.cache
+    lines = [f"reused: {cached(Figures.of(answered.usage, answered.timings, cache))} tokens of the last prompt"]
+    if cache.miss is None:
+        return lines[0] + "\nAll that could be reused was."
+    lines.append(f"not more: {cache.miss.value}, from token {cache.position:,}")
+    for name, text in (("known there", cache.expected), ("came there", cache.got), ("advice", cache.advice)):
+        if text:
+            lines.append(f"{name}: {text!r}" if name != "advice" else f"{name}: {text}")
+    return "\n".join(lines)
+
+
+def context_report(path: Sequence[Message], model: Model | None) -> str:
+    """Return how much of the context the conversation takes."""
+    answer = last_answered(path)
+    used = 0
+    if answer is not None and answer.answered is not None:
+        used = answer.answered.usage.prompt_tokens + answer.answered.usage.completion_tokens
+    if model is None:
+        return f"{amounts.tokens(used)} used; no model is loaded"
+    return (
+        f"{used:,} of {model.context_tokens:,} tokens used, {max(0, model.context_tokens - used):,} left ({model.name})"
+    )
+
+
+def params_report(choices: Choices) -> str:
+    """Return how tokens are drawn: what was chosen, all else as the model's file recommends."""
+    chosen = {name: value for name, value in msgspec.structs.asdict(choices.sampling).items() if value is not None}
+    if choices.max_tokens is not None:
+        chosen["max_tokens"] = choices.max_tokens
+    told = (
+        "\n".join(f"{name}={value}" for name, value in chosen.items()) or "nothing: all as the model's file recommends"
+    )
+    return (
+        f"chosen: {told}\n\n`/params temperature=0.5 seed=7` chooses, `/params clear` gives all of it back to the model"
+    )
+
+
+def speeds(history: History) -> dict[str, float]:
+    """Return how many tokens per second each model made here, the median of what the latest conversations have."""
+    measured: defaultdict[str, list[float]] = defaultdict(list)
+    for conversation in history.conversations(limit=SPEED_CONVERSATIONS):
+        for message in history.tree(conversation.id).messages.values():
+            if (answered := message.answered) is None:
+                continue
+            rate = Figures.of(answered.usage, answered.timings, answered.cache).tokens_per_s
+            if rate is not None:
+                measured[answered.model].append(rate)
+    return {model: statistics.median(rates) for model, rates in measured.items()}
+
+
+def edit_cost(cost: EditCost) -> str:
+    """Return in a line what an edit costs."""
+    lost = f"{amounts.tokens(cost.lost_tokens)} of the cache become useless"
+    rest = cost.prompt_tokens - cost.cached_tokens
+    return f"{lost}, {amounts.tokens(rest)} are computed again ({amounts.seconds(cost.compute_s)})"
+
+
+def as_curl(path: Sequence[Message], choices: Choices, model: str, url: str) -> str:
+    """Return the curl command that asks a server what the last answer on the path was asked. Quoted for a POSIX shell."""
+    asked = as_chat(_asked(path))
+    body: dict[str, object] = {"model": model, "messages": msgspec.to_builtins(asked.messages), **_sampling(choices)}
+    if choices.max_tokens is not None:
+        body["max_tokens"] = choices.max_tokens
+    data = json.dumps(body, ensure_ascii=False)
+    return (
+        f"curl {shlex.quote(url + '/v1/chat/completions')} -H 'Content-Type: application/json' -d {shlex.quote(data)}"
+    )
+
+
+def as_command(path: Sequence[Message], choices: Choices, model: str) -> str:
+    """Return the `pinyon run` command of the last question on the path; messages before it are not part of it."""
+    asked = _asked(path)
+    system = [message.text for message in asked if message.role is Role.SYSTEM][-1:]
+    questions = [message.text for message in asked if message.role is Role.USER]
+    words = ["pinyon", "run", "-m", model]
+    words += [f"--system={system[0]}"] if system and system[0] else []
+    words += [f"--{name.replace('_', '-')}={value}" for name, value in _sampling(choices).items()]
+    words += [] if choices.max_tokens is None else [f"--max-tokens={choices.max_tokens}"]
+    command = shlex.join([*words, "--", questions[-1] if questions else ""])
+    before = len(questions) - 1
+    return command if before <= 0 else f"# without the {before} earlier questions; /curl has them\n{command}"
+
+
+def _asked(path: Sequence[Message]) -> Sequence[Message]:
+    """Return the path up to its last question."""
+    last = max((place for place, message in enumerate(path) if message.role is Role.USER), default=-1)
+    return path[: last + 1]
+
+
+def _sampling(choices: Choices) -> dict[str, object]:
+    return {name: value for name, value in msgspec.structs.asdict(choices.sampling).items() if value is not None}

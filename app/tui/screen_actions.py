@@ -1,0 +1,100 @@
+"""What the actions do that need the screen."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pinyon.app.history.records import Role
+from pinyon.app.tui import clipboard, reports
+from pinyon.app.tui.actions import Actions
+from pinyon.app.tui.editor import written_in_editor
+from pinyon.app.tui.gauges import Gauges
+from pinyon.app.tui.model_picker import ModelPicker
+from pinyon.app.tui.model_rows import model_rows, pull
+from pinyon.app.tui.search_screen import SearchScreen
+from pinyon.app.tui.sidebar import Sidebar
+from pinyon.app.tui.themes import DARK, LIGHT
+from pinyon.models.store import Store
+
+if TYPE_CHECKING:
+    from pinyon.app.tui.chat_screen import ChatScreen
+
+
+class ScreenActions(Actions):
+    """The rest of the table."""
+
+    def __init__(self, screen: "ChatScreen") -> None:
+        super().__init__(screen)
+        self._screen = screen
+
+    async def sidebar(self, _argument: str) -> None:
+        sidebar = self._screen.query_one(Sidebar)
+        sidebar.display = not sidebar.display
+        (sidebar if sidebar.display else self._screen.prompt).focus()
+
+    async def search(self, words: str) -> None:
+        found = await self._screen.app.push_screen_wait(SearchScreen(self._screen.history, words))
+        if found is not None:
+            await self._dialogue.open(found.conversation.id, found.message)
+
+    async def edit(self, id: str) -> None:  # noqa: A002
+        message = self._message(id, "a message of yours", lambda message: message.role is not Role.ASSISTANT)
+        if message.role is Role.SYSTEM:
+            await self.system("")
+        else:
+            self._screen.edit(message)
+
+    async def copy(self, id: str) -> None:  # noqa: A002
+        await self.copy_text(self._message(id, "a message", lambda message: bool(message.text)).text)
+
+    async def copy_text(self, text: str) -> None:
+        self._screen.told(await clipboard.copy(text, self._screen.write_to_terminal))
+
+    async def stop(self, _argument: str) -> None:
+        if self._screen.is_editing:
+            self._screen.give_up_edit()
+        elif self._dialogue.is_busy:
+            await self._dialogue.stop()
+        else:
+            self._screen.prompt.focus()
+
+    async def send(self, _argument: str) -> None:
+        self._screen.prompt.action_send()
+
+    async def newline(self, _argument: str) -> None:
+        self._screen.prompt.action_newline()
+
+    async def attach(self, path: str) -> None:
+        if path:
+            await self._screen.chips.attach(path)
+        else:
+            self._screen.prompt.insert("@")
+        self._screen.prompt.focus()
+
+    async def editor(self, _argument: str) -> None:
+        prompt = self._screen.prompt
+        prompt.put(await written_in_editor(self._screen.app, prompt.text))
+
+    async def model(self, name: str) -> None:
+        if name:
+            self._dialogue.use(name)
+            return
+        store, current = Store(self._screen.folders.models), self._dialogue.model
+        picker = ModelPicker(
+            lambda: model_rows(store, reports.speeds(self._screen.history)),
+            partial(pull, store),
+            self._dialogue.load,
+            current=None if current is None else current.name,
+        )
+        await self._screen.app.push_screen_wait(picker)
+        self._dialogue.resume()
+
+    async def gauges(self, _argument: str) -> None:
+        gauges = self._screen.query_one(Gauges)
+        gauges.display = not gauges.display
+
+    async def theme(self, _argument: str) -> None:
+        app = self._screen.app
+        app.theme = LIGHT.name if app.current_theme.dark else DARK.name
+
+    async def palette(self, _argument: str) -> None:
+        self._screen.app.action_command_palette()

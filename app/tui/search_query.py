@@ -1,0 +1,41 @@
+"""What is searched for, as one types it: words, and filters among them."""
+
+import re
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from pinyon.app.history.records import Role
+
+_FILTER: Final = re.compile(r"(?<!\S)(role|model|since):(\S+)", re.IGNORECASE)
+_SPAN_S: Final = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+
+class Query(NamedTuple):
+    """What is looked for: `since` in seconds since 1970."""
+
+    words: str
+    role: Role | None = None
+    model: str | None = None
+    since: float | None = None
+
+
+def query_of(text: str, clock: Callable[[], float] = time.time) -> Query:
+    """Return the query that a text is; a filter that makes no sense (`role:x`, `since:soon`) is words like any other."""
+    role, model, since = None, None, None
+
+    def filtered(match: re.Match[str]) -> str:
+        nonlocal role, model, since
+        name, value = match[1].lower(), match[2]
+        if name == "model":
+            model = value
+        elif name == "role" and value.lower() in set(Role):
+            role = Role(value.lower())
+        elif name == "since" and (span := re.fullmatch(r"(\d{1,6})([hdw])", value.lower())):
+            since = clock() - int(span[1]) * _SPAN_S[span[2]]
+        else:
+            return match[0]
+        return ""
+
+    words = " ".join(_FILTER.sub(filtered, text).split())
+    return Query(words, role, model, since)

@@ -1,0 +1,427 @@
+"""The whole chat under a pilot: keys, mouse, palette and slash commands do what the table says."""
+
+import pytest
+from fake_chat import FakeChat, running
+from fake_service import raises, says
+from textual.widgets import Input, OptionList
+
+from pinyon.app.errors import SettingsError
+from pinyon.app.history.records import Role, State
+from pinyon.app.settings import Settings
+from pinyon.app.tui.commands import ACTIONS
+from pinyon.app.tui.dialogs import TextDialog
+from pinyon.app.tui.gauges import Gauges
+from pinyon.app.tui.search_screen import SearchScreen
+from pinyon.app.tui.sidebar import Sidebar
+from pinyon.engine.errors import NativeError
+from pinyon.engine.events import Chunk
+
+LONG = "A long answer that goes on and on."
+HOSTILE = "[/INST] [0] [bold [/ a[b + [@click=app.quit]x[/]"
+
+
+@pytest.fixture
+async def chat(tmp_path):
+    async with running(FakeChat(tmp_path, says("Aye."))) as chat:
+        yield chat
+
+
+async def answering(chat, text="one"):
+    """Say something, and stand still in the middle of the answer."""
+    chat.model.unpaused.clear()
+    await chat.types(text)
+    await chat.until(lambda: chat.model.engine.busy)
+    while not (chat.dialogue.path and chat.dialogue.path[-1].text):
+        chat.model.step()
+        await chat.pilot.pause()
+
+
+def dialog_text(chat):
+    assert isinstance(chat.app.screen, TextDialog)
+    return chat.app.screen._text
+
+
+async def test_every_action_of_the_table_has_its_method(chat):
+    assert [action.id for action in ACTIONS if not hasattr(chat.screen._actions, action.id)] == []
+
+
+async def test_a_turn_is_shown_with_its_figures(chat):
+    await chat.says("What is a jay?")
+    assert chat.texts == ["What is a jay?", "Aye."]
+    shown = [chat.screen._shown(message) for message in chat.dialogue.path]
+    assert "tok/s" in shown[-1].footer
+    assert "TTFT" in shown[-1].footer
+    assert "cached" in shown[-1].footer
+    assert shown[0].footer == ""
+    assert chat.title == "What is a jay? · fake"
+
+
+async def test_enter_in_an_empty_prompt_says_nothing(chat):
+    await chat.types("  \n ")
+    assert chat.texts == []
+
+
+async def test_a_new_line_does_not_send(chat):
+    await chat.pilot.press("a", "ctrl+j", "b")
+    assert chat.screen.prompt.text == "a\nb"
+    assert chat.texts == []
+
+
+async def test_the_prompt_grows_to_ten_lines(chat):
+    heights = []
+    for lines in (1, 3, 10, 40):
+        chat.screen.prompt.put("\n".join("x" * lines))
+        await chat.pilot.pause()
+        heights.append(chat.screen.prompt.content_size.height)
+    assert heights == [1, 3, 10, 10]
+
+
+async def test_escape_stops_the_answer_and_the_next_one_is_clean(tmp_path):
+    async with running(FakeChat(tmp_path, says(LONG))) as chat:
+        await answering(chat)
+        await chat.pilot.press("escape")
+        await chat.types("two")
+        chat.model.unpaused.set()
+        await chat.settled()
+        first, second = chat.dialogue.path[1], chat.dialogue.path[3]
+        assert first.state is State.CANCELLED
+        assert LONG.startswith(first.text)
+        assert len(first.text) < len(LONG)
+        assert (second.text, second.state) == (LONG, State.COMPLETE)
+
+
+async def test_leaving_while_an_answer_is_written_keeps_it(tmp_path):
+    chat = FakeChat(tmp_path, says(LONG))
+    async with running(chat):
+        await answering(chat)
+        await chat.pilot.press("ctrl+q")
+        await chat.until(lambda: not chat.app.is_running)
+        await chat.dialogue.close()
+        message = chat.history.tree(chat.history.latest().id).path()[-1]
+        assert message.state is State.CANCELLED
+        assert LONG.startswith(message.text)
+        assert message.text
+
+
+async def test_leaving_while_the_model_loads(tmp_path):
+    chat = FakeChat(tmp_path, says(LONG))
+    chat.backend.ready.clear()
+    async with running(chat):
+        await chat.until(lambda: chat.backend.loads)
+        assert chat.status.startswith("loading the model: 50%")
+        await chat.pilot.press("ctrl+q")
+        await chat.until(lambda: not chat.app.is_running)
+
+
+async def test_what_is_said_while_the_model_loads_waits_and_can_be_taken_back(tmp_path):
+    chat = FakeChat(tmp_path, says("Aye."))
+    chat.backend.ready.clear()
+    async with running(chat):
+        await chat.types("one")
+        await chat.types("two")
+        assert chat.status.endswith("waiting (2): one")
+        await chat.pilot.press("up")
+        assert chat.screen.prompt.text == "two"
+        chat.screen.prompt.take()
+        chat.backend.ready.set()
+        await chat.settled()
+        assert chat.texts == ["one", "Aye."]
+        assert chat.status == ""
+
+
+async def test_up_recalls_what_was_said(chat):
+    await chat.says("one")
+    await chat.says("two")
+    seen = []
+    for key in ("up", "up", "up", "down", "down"):
+        await chat.pilot.press(key)
+        await chat.pilot.pause()
+        seen.append(chat.screen.prompt.text)
+    assert seen == ["two", "one", "one", "two", ""]
+
+
+async def test_ctrl_c_twice_leaves(chat):
+    await chat.pilot.press("ctrl+c")
+    assert chat.app.is_running
+    await chat.pilot.pause()
+    assert chat.told == ["Ctrl+C once more leaves"]
+    await chat.pilot.press("ctrl+c")
+    await chat.until(lambda: not chat.app.is_running)
+
+
+async def test_keys_follow_the_settings(tmp_path):
+    settings = Settings(keys={"sidebar": "f8"})
+    async with running(FakeChat(tmp_path, says("Aye."), settings=settings)) as chat:
+        sidebar = chat.screen.query_one(Sidebar)
+        assert sidebar.display
+        await chat.pilot.press("ctrl+b")
+        assert sidebar.display
+        await chat.pilot.press("f8")
+        await chat.pilot.pause()
+        assert not sidebar.display
+
+
+@pytest.mark.parametrize("settings", [Settings(keys={"serach": "f8"}), Settings(theme="mauve")])
+def test_settings_that_cannot_be_followed_are_refused(tmp_path, settings):
+    with pytest.raises(SettingsError, match=r"serach|mauve"):
+        FakeChat(tmp_path, says("Aye."), settings=settings)
+
+
+async def test_the_palette_offers_the_table(chat):
+    offered = {command.title for command in chat.app.get_system_commands(chat.screen)}
+    assert offered == {action.title for action in ACTIONS if action.id not in {"send", "newline", "palette"}}
+    await chat.pilot.press("ctrl+p")
+    await chat.pilot.pause()
+    await chat.pilot.press(*"gauges")
+    await chat.pilot.pause(0.3)
+    await chat.pilot.press("enter")
+    await chat.until(lambda: chat.screen.query_one(Gauges).display)
+
+
+async def test_the_footer_can_be_clicked(chat):
+    await chat.pilot.pause()
+    sidebar = chat.screen.query_one(Sidebar)
+    key = next(key for key in chat.screen.query("FooterKey") if key.description == "Conversations")
+    await chat.pilot.click(key)
+    await chat.pilot.pause()
+    assert not sidebar.display
+
+
+async def test_a_command_that_does_not_exist_is_told_and_the_text_stays(chat):
+    await chat.types("/modle x")
+    assert chat.screen.prompt.text == "/modle x"
+    assert "no command 'modle'" in chat.told[0]
+
+
+async def test_commands_are_offered_while_they_are_typed(chat):
+    await chat.pilot.press("/", "c", "o", "n", "t")
+    await chat.pilot.pause()
+    assert [line.split()[0] for line in chat.status.splitlines()] == ["/context", "/continue"]
+
+
+async def test_another_answer_is_a_branch_and_arrows_go_between_them(chat):
+    await chat.says("one")
+    first = chat.dialogue.path[-1].id
+    await chat.types("/regenerate")
+    await chat.settled()
+    second = chat.dialogue.path[-1].id
+    assert second != first
+    await chat.types("/previous")
+    await chat.settled()
+    assert chat.dialogue.path[-1].id == first
+    assert chat.screen._shown(chat.dialogue.path[-1]).siblings == (0, 2)
+    await chat.types("/next")
+    await chat.settled()
+    assert chat.dialogue.path[-1].id == second
+
+
+async def test_an_edit_tells_its_cost_and_makes_a_branch(chat):
+    await chat.says("one")
+    await chat.types("/edit")
+    await chat.until(lambda: chat.screen.prompt.text == "one")
+    chat.screen.prompt.put("uno")
+    await chat.until(lambda: "computed again" in chat.status)
+    await chat.pilot.press("enter")
+    await chat.settled()
+    assert chat.texts == ["uno", "Aye."]
+    assert len(chat.history.tree(chat.dialogue.conversation.id).siblings(chat.dialogue.path[0].id)) == 2
+    assert chat.status == ""
+
+
+async def test_escape_leaves_an_edited_message_as_it_was(chat):
+    await chat.says("one")
+    await chat.types("/edit")
+    await chat.until(lambda: chat.screen.is_editing)
+    await chat.pilot.press("escape")
+    await chat.pilot.pause()
+    assert (chat.screen.is_editing, chat.screen.prompt.text) == (False, "")
+    await chat.says("two")
+    assert chat.texts == ["one", "Aye.", "two", "Aye."]
+
+
+async def test_a_deleted_message_comes_back(chat):
+    await chat.says("one")
+    await chat.types("/delete")
+    await chat.settled()
+    assert chat.texts == ["one"]
+    await chat.types("/undo")
+    await chat.settled()
+    assert chat.texts == ["one", "Aye."]
+
+
+async def test_conversations_are_listed_and_opened(chat):
+    await chat.says("first talk")
+    await chat.types("/new")
+    await chat.settled()
+    await chat.says("second talk")
+    sidebar = chat.screen.query_one(Sidebar)
+    titles = [str(sidebar.get_option_at_index(place).prompt) for place in range(sidebar.option_count)]
+    assert titles == ["second talk", "first talk"]
+    sidebar.focus()
+    await chat.pilot.press("down", "enter")
+    await chat.until(lambda: chat.texts == ["first talk", "Aye."])
+
+
+async def test_search_jumps_to_a_message(chat):
+    await chat.says("the pinyon jay")
+    await chat.types("/new")
+    await chat.settled()
+    await chat.says("the nutcracker")
+    await chat.pilot.press("ctrl+f")
+    await chat.until(lambda: isinstance(chat.app.screen, SearchScreen))
+    chat.app.screen.query_one(Input).value = "pinyon"
+    options = chat.app.screen.query_one(OptionList)
+    await chat.until(lambda: options.option_count == 1)
+    await chat.pilot.press("enter")
+    await chat.until(lambda: chat.texts[:1] == ["the pinyon jay"])
+
+
+async def test_search_with_a_role_that_has_no_hit(chat):
+    await chat.says("the pinyon jay")
+    await chat.types("/search role:assistant pinyon")
+    await chat.until(lambda: isinstance(chat.app.screen, SearchScreen))
+    assert chat.app.screen.query_one(OptionList).option_count == 0
+
+
+async def test_cache_and_context_are_told(chat):
+    await chat.says("one")
+    await chat.types("/cache")
+    await chat.until(lambda: chat.app.screen is not chat.screen)
+    assert dialog_text(chat).startswith("reused: ")
+    await chat.pilot.press("escape")
+    await chat.until(lambda: chat.app.screen is chat.screen)
+    await chat.types("/context")
+    await chat.until(lambda: chat.app.screen is not chat.screen)
+    assert "of 4,096 tokens used" in dialog_text(chat)
+
+
+async def test_a_conversation_is_written_to_a_file_once(chat, tmp_path):
+    await chat.says("one")
+    file = tmp_path / "talk.md"
+    await chat.types(f"/export {file}")
+    await chat.until(file.exists)
+    await chat.until(lambda: chat.told)
+    assert "Aye." in file.read_text()
+    file.write_text("mine")
+    await chat.types(f"/export {file}")
+    await chat.until(lambda: len(chat.told) == 2)
+    assert "is there already" in chat.told[1]
+    assert file.read_text() == "mine"
+
+
+async def test_a_large_paste_becomes_a_chip_and_goes_along(chat):
+    from textual.events import Paste
+
+    text = "line of the paste\n" * 60_000
+    chat.screen.prompt.post_message(Paste(text))
+    await chat.until(lambda: chat.screen.chips.pieces)
+    assert chat.screen.prompt.text == ""
+    chat.model.context_tokens = 1
+    await chat.types("what is this?")
+    await chat.until(lambda: chat.texts)
+    message = chat.dialogue.path[0]
+    assert message.text.endswith("what is this?")
+    assert text.rstrip("\n") in message.text
+    assert len(message.attached) == 1
+    assert message.attached[0].size_bytes == len(text)
+
+
+async def test_parameters_are_chosen(chat):
+    await chat.types("/params temperature=0 seed=7")
+    await chat.until(lambda: chat.app.screen is not chat.screen)
+    assert "temperature=0.0\nseed=7" in dialog_text(chat)
+    await chat.pilot.press("escape")
+    await chat.until(lambda: chat.app.screen is chat.screen)
+    await chat.says("one")
+    assert chat.model.asked[0].sampling.seed == 7
+
+
+async def test_a_parameter_that_does_not_exist_is_told(chat):
+    await chat.types("/params heat=1")
+    await chat.until(lambda: chat.told)
+    assert "no option 'heat'" in chat.told[0]
+
+
+async def test_dark_and_light(chat):
+    assert chat.app.theme == "dark"
+    await chat.pilot.press("f3")
+    await chat.until(lambda: chat.app.theme == "light")
+
+
+@pytest.mark.parametrize(("size", "is_compact"), [((80, 24), True), ((120, 40), False)])
+async def test_a_small_terminal_gets_a_compact_screen(tmp_path, size, is_compact):
+    async with running(FakeChat(tmp_path, says("Aye.")), size) as chat:
+        assert chat.screen.query_one(Sidebar).display is not is_compact
+        assert (chat.screen.prompt.outer_size.height == 1) is is_compact
+
+
+async def test_the_column_is_at_most_a_hundred_cells_and_centred(tmp_path):
+    async with running(FakeChat(tmp_path, says("Aye.")), (200, 60)) as chat:
+        column, room = chat.screen.query_one("#column").region, chat.screen.query_one("#room").region
+        assert column.width == 100
+        assert abs((column.x - room.x) - (room.right - column.right)) <= 1
+
+
+async def test_a_storm_of_sizes(chat):
+    await chat.says("one")
+    for width, height in ((20, 5), (200, 60), (1, 1), (80, 24), (30, 100)) * 4:
+        await chat.pilot.resize_terminal(width, height)
+    await chat.says("two")
+    assert chat.texts == ["one", "Aye.", "two", "Aye."]
+
+
+async def test_markup_is_text_wherever_it_comes_from(tmp_path):
+    async with running(FakeChat(tmp_path, says(HOSTILE))) as chat:
+        await chat.says(HOSTILE)
+        assert chat.texts == [HOSTILE, HOSTILE]
+        assert chat.title == f"{HOSTILE} · fake"
+        sidebar = chat.screen.query_one(Sidebar)
+        assert str(sidebar.get_option_at_index(0).prompt) == HOSTILE
+        chat.screen.told(HOSTILE, is_error=True)
+        await chat.types(f"/rename {HOSTILE}!")
+        await chat.settled()
+        assert chat.title == f"{HOSTILE}! · fake"
+        await chat.types("/command")
+        await chat.until(lambda: chat.app.screen is not chat.screen)
+        await chat.pilot.pause()
+        assert "[@click=app.quit]x" in dialog_text(chat)
+        assert chat.app.is_running
+
+
+async def test_an_error_is_shown_with_its_message(tmp_path):
+    async with running(FakeChat(tmp_path, raises(2, NativeError("decode failed [/x]")))) as chat:
+        await chat.says("one")
+        message = chat.dialogue.path[-1]
+        assert message.state is State.FAILED
+        assert "[/x]" in chat.screen._shown(message).error
+
+
+async def test_a_private_chat_asks_for_nothing_to_be_kept(tmp_path):
+    from pinyon.app.conversing import Choices
+
+    async with running(FakeChat(tmp_path, says("Aye."), choices=Choices(private=True))) as chat:
+        await chat.says("one")
+        assert chat.model.asked[0].private
+        assert chat.title.endswith("· private")
+
+
+async def test_instructions(chat):
+    await chat.types("/system You are a jay.")
+    await chat.settled()
+    await chat.says("one")
+    assert [message.role for message in chat.dialogue.path] == [Role.SYSTEM, Role.USER, Role.ASSISTANT]
+    assert chat.model.asked[0].prompt.messages[0].content == "You are a jay."
+
+
+async def test_events_of_an_answer_that_is_not_shown_reach_no_widget(tmp_path):
+    async with running(FakeChat(tmp_path, says(LONG))) as chat:
+        await answering(chat)
+        await chat.types("/new")
+        await chat.until(lambda: chat.dialogue.conversation is None)
+        appended = []
+        chat.screen.transcript.append = lambda *words, **_figures: appended.append(words)
+        chat.model.unpaused.set()
+        await chat.settled()
+        assert appended == []
+        chat.screen.heard(Chunk(0, "late"))
+        assert appended == []

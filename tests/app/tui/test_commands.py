@@ -1,0 +1,79 @@
+import re
+
+import pytest
+
+from pinyon.app.errors import SettingsError
+from pinyon.app.tui.commands import ACTIONS, completions, help_text, keymap, slash_command
+
+
+def test_every_action_has_one_id_and_a_way_to_reach_it():
+    assert len({action.id for action in ACTIONS}) == len(ACTIONS)
+    slashes = [action.slash for action in ACTIONS if action.slash]
+    assert len(set(slashes)) == len(slashes)
+    assert all(action.key or action.slash for action in ACTIONS)
+
+
+def test_a_key_of_the_settings_takes_the_place_of_the_tables():
+    keys = keymap({"search": "f7"})
+    assert (keys["search"], keys["new"]) == ("f7", "ctrl+n")
+    assert "system" not in keys
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"serach": "f7"}, "no action 'serach'"),
+        ({"search": " "}, "'search' has no key"),
+        ({"search": "ctrl+n"}, "'ctrl+n' is set for 'new' and for 'search'"),
+    ],
+)
+def test_settings_that_cannot_be_followed_are_refused(keys, words):
+    with pytest.raises(SettingsError, match=re.escape(words)):
+        keymap(keys)
+
+
+def test_two_actions_may_change_their_keys():
+    keys = keymap({"search": "ctrl+n", "new": "ctrl+f"})
+    assert (keys["search"], keys["new"]) == ("ctrl+n", "ctrl+f")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/model smollm2", ("model", "smollm2")),
+        ("  /HELP ", ("help", "")),
+        ("/system You are\na bird", ("system", "You are\na bird")),
+        ("/continue", ("go_on", "")),
+    ],
+)
+def test_a_slash_command(text, expected):
+    action, argument = slash_command(text)
+    assert (action.id, argument) == expected
+
+
+@pytest.mark.parametrize("text", ["hello", "/usr/bin/env what is this?", "/", "/tmp/", "1/2", ""])
+def test_what_is_a_message(text):
+    assert slash_command(text) is None
+
+
+def test_a_command_that_does_not_exist():
+    with pytest.raises(KeyError, match="modle"):
+        slash_command("/modle x")
+
+
+def test_completions_are_those_that_begin_so():
+    assert [action.slash for action in completions("/co")] == [
+        "conversations",
+        "context",
+        "continue",
+        "copy",
+        "command",
+    ]
+    assert completions("co") == []
+    assert completions("/model x") == []
+
+
+def test_the_help_names_every_action_with_the_keys_in_force():
+    lines = help_text(keymap({"search": "f7"})).splitlines()
+    assert len(lines) == len(ACTIONS)
+    assert lines[4].split(maxsplit=3) == ["f7", "/search", "[WORDS]", "Search all conversations"]

@@ -1,0 +1,85 @@
+from pathlib import Path
+
+import pytest
+from tiny_models import CONTEXT, write_tiny_llama
+
+from pinyon.app.tui import model_rows as subject
+from pinyon.app.tui.model_rows import ModelRow, model_rows, pull
+from pinyon.models import catalog
+from pinyon.models.catalog import CatalogEntry
+from pinyon.models.errors import DownloadError, ModelNotFoundError
+from pinyon.models.store import Store
+from pinyon.models.wheel_source import Progress
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "models")
+
+
+def test_with_nothing_here_the_catalogue_smallest_first(store: Store) -> None:
+    rows = model_rows(store, {})
+    assert [row.name for row in rows] == ["smollm2", "gemma3:270m", "qwen2.5-coder:0.5b", "qwen2.5-coder:1.5b"]
+    assert rows[0] == ModelRow(
+        "smollm2",
+        is_here=False,
+        size_bytes=98_362_432,
+        quantization="Q4_1",
+        note="SmolLM2 135M Instruct, Apache-2.0: small and quick: the one to start with",
+    )
+
+
+def test_what_is_here_comes_first_with_its_measured_speed(store: Store, tmp_path: Path) -> None:
+    file = write_tiny_llama(tmp_path / "zoo.gguf")
+    store.add(file)
+    rows = model_rows(store, {"zoo": 38.2, "smollm2": 90.0})
+    assert rows[0] == ModelRow(
+        "zoo",
+        is_here=True,
+        size_bytes=file.stat().st_size,
+        quantization="F32",
+        context_tokens=CONTEXT,
+        tokens_per_s=38.2,
+        note="tiny",
+    )
+    assert (rows[1].name, rows[1].tokens_per_s) == ("smollm2", 90.0)
+
+
+def test_what_is_wrong_with_a_model_is_its_note(store: Store, tmp_path: Path) -> None:
+    store.add(write_tiny_llama(tmp_path / "base.gguf", template=None))
+    store.add(write_tiny_llama(tmp_path / "gone.gguf")).path.unlink()
+    (store.models_dir / "smollm2.json").write_text("{")
+    notes = {row.name: row.note for row in model_rows(store, {}) if row.is_here}
+    assert "cannot chat" in notes["base"]
+    assert str(tmp_path / "gone.gguf") in notes["gone"]
+    assert "is damaged" in notes["smollm2"]
+    assert [row.name for row in model_rows(store, {})].count("smollm2") == 1
+
+
+def test_a_pulled_model_is_here_with_the_catalogues_words(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(entry: CatalogEntry, folder: Path, progress: object, cancelled: object) -> Path:
+        folder.mkdir()
+        progress(Progress(25, 100, 1, 4))
+        assert not cancelled()
+        return write_tiny_llama(folder / entry.file_name)
+
+    monkeypatch.setattr(subject, "fetch", fetch)
+    fractions: list[float] = []
+    pull(store, "SmolLM2:latest", fractions.append, lambda: False)
+    row = model_rows(store, {})[0]
+    entry = catalog.find("smollm2")
+    assert entry is not None
+    assert (row.name, row.is_here, row.quantization, row.note) == ("smollm2", True, "Q4_1", entry.note)
+    assert fractions == [0.25]
+
+
+def test_a_pull_that_fails_records_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(*_arguments: object) -> Path:
+        raise DownloadError("stopped")
+
+    monkeypatch.setattr(subject, "fetch", fetch)
+    with pytest.raises(DownloadError, match="stopped"):
+        pull(store, "smollm2", lambda _fraction: None, lambda: True)
+    with pytest.raises(ModelNotFoundError, match="no model 'gpt'"):
+        pull(store, "gpt", lambda _fraction: None, lambda: True)
+    assert not any(row.is_here for row in model_rows(store, {}))

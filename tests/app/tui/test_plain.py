@@ -1,0 +1,105 @@
+"""The chat in lines: what is typed, what is read out, and nothing that moves a cursor."""
+
+import contextlib
+
+import pytest
+from fake_backend import ChatModel, FakeBackend
+from fake_service import raises, says
+
+from pinyon.app.conversing import Choices
+from pinyon.app.history.history import History
+from pinyon.app.settings import Folders, Settings
+from pinyon.app.tui.plain import PlainChat
+from pinyon.engine.errors import NativeError
+
+
+@pytest.fixture
+async def talk(tmp_path, monkeypatch, capsys):
+    """Have lines typed; return what came on stdout and stderr."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def talk(*lines, next_token=says("First line.\nSecond line."), history=None, conversation=None):
+            typed = iter(lines)
+
+            def read(prompt):
+                print(prompt, end="")
+                try:
+                    return next(typed)
+                except StopIteration:
+                    raise EOFError from None
+
+            monkeypatch.setattr("builtins.input", read)
+            model = ChatModel(next_token)
+            stack.push_async_callback(model.close)
+            history = history or stack.enter_context(contextlib.closing(History.in_memory()))
+            folders = Folders.of_user({"PINYON_HOME": str(tmp_path)})
+            chat = PlainChat(
+                history, FakeBackend(model), folders, Settings(), model=None, context=None, choices=Choices()
+            )
+            await chat.run(conversation)
+            talk.chat = chat
+            return capsys.readouterr()
+
+        yield talk
+
+
+async def test_a_turn_is_lines_in_and_lines_out(talk):
+    out, err = await talk("Hello", "")
+    assert out.splitlines()[1:] == ["You: Answer: First line.", "Second line.", "You: You: "]
+    assert err == ""
+    assert "\x1b" not in out
+
+
+async def test_control_codes_of_an_answer_are_not_obeyed(talk, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    out, _ = await talk("Hello", next_token=says("a\x1b[2Jb\x07"))
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    assert "a␛[2Jb␇" in out
+
+
+async def test_commands_need_no_screen(talk):
+    out, err = await talk("/params seed=7", "Hello", "/context", "/command", "/gauges", "/nothing")
+    assert "seed=7" in out
+    assert "of 4,096 tokens used" in out
+    assert "pinyon run -m fake --seed=" in out
+    assert "leave out --plain" in err
+    assert "no command 'nothing'" in err
+
+
+async def test_a_number_opens_a_conversation(talk):
+    with contextlib.closing(History.in_memory()) as history:
+        out, _ = await talk("the jay", "/new", "the crow", "/search jay", "1", "/conversations", "9", history=history)
+    assert "1: the jay" in out
+    assert out.count("You: the jay") == 1
+    assert talk.chat.dialogue.conversation is None or talk.chat.dialogue.conversation.title == "the jay"
+
+
+async def test_an_open_conversation_is_read_out(talk):
+    with contextlib.closing(History.in_memory()) as history:
+        await talk("Hello", history=history)
+        out, _ = await talk(history=history, conversation=history.latest().id)
+    assert "You: Hello\nAnswer: First line.\nSecond line.\n" in out
+
+
+async def test_a_file_goes_along(talk, tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("the notes")
+    with contextlib.closing(History.in_memory()) as history:
+        _, err = await talk(f"/attach {file}", "what is this?", history=history)
+        message = history.tree(history.latest().id).path()[0]
+    assert "goes along" in err
+    assert "the notes" in message.text
+    assert message.text.endswith("what is this?")
+    assert [each.size_bytes for each in message.attached] == [9]
+
+
+async def test_a_failure_is_told(talk):
+    _, err = await talk("Hello", next_token=raises(2, NativeError("decode failed")))
+    assert err.startswith("Error: ")
+    assert "decode failed" in err
+
+
+async def test_quit_leaves(talk):
+    out, _ = await talk("/quit", "Hello")
+    assert "Answer" not in out

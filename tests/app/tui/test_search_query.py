@@ -1,0 +1,20 @@
+import pytest
+
+from pinyon.app.history.records import Role
+from pinyon.app.tui.search_query import Query, query_of
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("jay  nut", Query("jay nut")),
+        ("role:user jay", Query("jay", role=Role.USER)),
+        ("jay MODEL:qwen2.5-coder:0.5b", Query("jay", model="qwen2.5-coder:0.5b")),
+        ("since:2d jay", Query("jay", since=1_000_000 - 2 * 86_400)),
+        ("role:bird since:soon", Query("role:bird since:soon")),
+        ("parole:user", Query("parole:user")),
+        ("", Query("")),
+    ],
+)
+def test_filters_are_taken_out_of_the_words(text, query):
+    assert query_of(text, clock=lambda: 1_000_000) == query
