@@ -10,12 +10,13 @@ import psutil
 from pinyon.app.errors import FolderInUseError
 from pinyon.app.kv_files import held
 from pinyon.app.settings import Folders, Settings
+from pinyon.engine.kv_folder import size_bytes
 from pinyon.models.disk import printable, private_folder
 
 MIB: Final = 1 << 20
 MAX_DISK_BYTES: Final = 10 << 30
 DISK_SHARE: Final = 0.1
-"""Of what is free."""
+"""Of what is free, or would be without what is kept there."""
 RAM_SHARE: Final = 0.25
 """Of what is available."""
 FULL_SHARE: Final = 0.05
@@ -37,14 +38,17 @@ def kv_budget(folders: Folders, settings: Settings) -> KvBudget:
     ram_cap_bytes = int(psutil.virtual_memory().available * RAM_SHARE) if asked is None else asked * MIB
     try:
         private_folder(folders.kv)
-        return KvBudget(ram_cap_bytes, _disk_cap_bytes(folders.kv, settings.cache_disk_mib), folders.kv)
+        return KvBudget(ram_cap_bytes, _disk_cap_bytes(folders.kv, settings), folders.kv)
     except _NoDiskError as error:
         return KvBudget(ram_cap_bytes, why_no_disk=str(error))
     except OSError as error:
         return KvBudget(ram_cap_bytes, why_no_disk=f"{printable(folders.kv)} cannot be used: {error.strerror}")
 
 
-def _disk_cap_bytes(folder: Path, asked_mib: int | None) -> int:
+def _disk_cap_bytes(folder: Path, settings: Settings) -> int:
+    asked_mib = settings.cache_disk_mib
+    if settings.cache_ram_mib == 0:
+        raise _NoDiskError("the setting cache_ram_mib is 0, and what goes to disk waits in memory for that")
     if asked_mib == 0:
         raise _NoDiskError("the setting cache_disk_mib is 0")
     if asked_mib is not None:
@@ -54,7 +58,8 @@ def _disk_cap_bytes(folder: Path, asked_mib: int | None) -> int:
         raise _NoDiskError(f"the disk of {printable(folder)} is nearly full: {usage.free // MIB:,} MiB are free")
     if _is_removable(folder):
         raise _NoDiskError(f"{printable(folder)} is on a removable disk")
-    return min(MAX_DISK_BYTES, int(usage.free * DISK_SHARE))
+    kept_bytes = sum(map(size_bytes, folder.glob("*/")))
+    return min(MAX_DISK_BYTES, int((usage.free + kept_bytes) * DISK_SHARE))
 
 
 class KvClaim:

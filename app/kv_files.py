@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from pinyon.app.errors import FolderInUseError
-from pinyon.engine.block_disk import SUFFIX, UNFINISHED
+from pinyon.engine.block_disk import SUFFIX, UNFINISHED, key_of
 from pinyon.engine.block_file import HEAD_BYTES, BlockDamagedError, decode, decode_head
 from pinyon.engine.cache_notes import Note, conversation_keys, forget_conversation, forget_notes, read_notes
 from pinyon.engine.events import Removed
@@ -126,7 +126,9 @@ def damaged(folder: Path) -> Iterator[tuple[Path, str]]:
     """Read every block of a subfolder; yield those that are not what was written, and why, after deleting them."""
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
-            decode(path.read_bytes())
+            header, _ = decode(path.read_bytes())
+            if key_of(path) != header.key or not header.root.hex().startswith(folder.name):
+                raise BlockDamagedError("it is another block than its name says")  # noqa: TRY301  as for any other damage
         except FileNotFoundError:
             continue
         except (OSError, BlockDamagedError) as error:

@@ -98,7 +98,7 @@ class Engine:
         return Prepared(request, prompt, self._constraints(request))
 
     def _encode(self, request: GenerateRequest) -> list[int]:
-        if request.deterministic:  # what was answered before must not count
+        if request.deterministic or not request.use_cache:  # what was answered before must not count
             return self._vocab.encode(request.prompt)
         return self._vocab.encode(request.prompt, partial(self._past_answers.find, request.namespace))
 

@@ -144,7 +144,8 @@ class KvBlocks:
             leaf.lacks_checkpoint = self.checkpoints is not None
             self._store.touch(missing.hits[-1].block)
         patient_until = self._clock() + self._compute_s(missing)
-        return Restore(leaf, deque(missing.hits), patient_until, gap=self._gap(leaf, hits, namespace, tokens))
+        known = hits if in_part else self._store.find(namespace, tokens[:-1])
+        return Restore(leaf, deque(missing.hits), patient_until, gap=self._gap(leaf, known, namespace, tokens))
 
     def expected(
         self,

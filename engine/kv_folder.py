@@ -20,7 +20,7 @@ from pinyon.engine.block_file import MAGIC, BlockHeader
 from pinyon.engine.block_store import Noted
 from pinyon.engine.cache_notes import CacheNotes
 from pinyon.engine.file_system import FileSystem
-from pinyon.engine.weights_digest import MEMORY_NAME, weights_digest
+from pinyon.engine.weights_digest import MEMORY_NAME, file_identity, weights_digest
 
 _NAME_CHARS: Final = 32
 _ABOUT: Final = "about.json"
@@ -54,16 +54,21 @@ class DiskTier(NamedTuple):
     elsewhere: frozenset[bytes]
 
 
-def open_tier(folder: Path, model: Path, settings: Sequence[str], cap_bytes: int) -> DiskTier:
+def open_tier(
+    folder: Path, model: Path, settings: Sequence[str], cap_bytes: int, identity: str | None = None
+) -> DiskTier:
     """Open what is kept for a model under these settings. Reads the whole model the first time: not for the engine thread.
 
+    `identity` is the model's when it was loaded, None for the one that it has now.
+
     Raises:
-        OSError: the folder or the model cannot be used.
+        OSError: the folder or the model cannot be used, or the model has changed since.
         sqlite3.Error: the notes cannot be used.
     """
     files = FileSystem()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    root = root_key(weights_digest(model, folder / MEMORY_NAME, files), settings)
+    weights = weights_digest(model, identity or file_identity(model), folder / MEMORY_NAME, files)
+    root = root_key(weights, settings)
     own, own_cap_bytes = open_root(folder, root, cap_bytes)
     notes_bytes = min(int(own_cap_bytes * _NOTES_SHARE), _MAX_NOTES_BYTES)
     with contextlib.ExitStack() as threads:  # they must not outlive a failure

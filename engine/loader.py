@@ -30,6 +30,7 @@ from pinyon.engine.runner import Runner
 from pinyon.engine.scheduler import Scheduler
 from pinyon.engine.shared_kv import SharedKv
 from pinyon.engine.vocab import Vocab
+from pinyon.engine.weights_digest import file_identity
 
 
 class LoadedEngine(NamedTuple):
@@ -38,6 +39,8 @@ class LoadedEngine(NamedTuple):
     context: Context
     model: Model
     info: EngineInfo
+    file_identity: str
+    """Of the model's file, from before it was read."""
 
     def close(self) -> None:
         """Free native memory, the context before its model."""
@@ -55,6 +58,7 @@ def load_engine(
         ModelLoadError: the file or the asked context cannot be used; the message says why.
     """
     build = check_binding()
+    identity = file_identity(path) if path.exists() else ""  # what is not there, the model's loading will tell
     model = Model(path, log, on_progress)
     if not model.generates_text:
         raise ModelLoadError(
@@ -95,7 +99,7 @@ def load_engine(
         sampling=_sampling_defaults(model),
         threads=config.threads,
     )
-    return LoadedEngine(engine, vocab, context, model, info)
+    return LoadedEngine(engine, vocab, context, model, info, identity)
 
 
 def _shared_kv(

@@ -366,6 +366,7 @@ class Context:
         stretched = original is not None and params.n_ctx > int(original)
         return (
             lib.llama_version().decode(),
+            lib.llama_print_system_info().decode(),  # one version is compiled for other processors, too
             f"state {lib.LLAMA_STATE_SEQ_VERSION}",
             f"types {params.type_k} {params.type_v}",
             f"flash attention {params.flash_attn_type}",

@@ -18,22 +18,18 @@ MEMORY_NAME: Final = "weights"
 _Known = dict[str, bytes]
 
 
-def weights_digest(model: Path, memory: Path, files: FileSystem) -> bytes:
-    """Return the digest of a model's bytes, from the file `memory` if that knows the file as it is now.
-
-    Identity is device, inode, size and times: a file that was replaced or edited is read again, also where its time of the
-    last change was set back. That of the last change of its status cannot be set.
+def weights_digest(model: Path, identity: str, memory: Path, files: FileSystem) -> bytes:
+    """Return the digest of the bytes that a model had when it had this identity, from the file `memory` if that knows it.
 
     Raises:
-        OSError: the model cannot be read, or changed meanwhile.
+        OSError: the model cannot be read, or is another one now.
     """
-    identity = _identity(model)
     known = _read(memory, files)
     if identity in known:
         return known[identity]
     digest = _digest(model)
-    if _identity(model) != identity:
-        raise OSError(f"{model} changed while it was read")
+    if file_identity(model) != identity:
+        raise OSError(f"{model} has changed since it was loaded")
     newest = [*known.items(), (identity, digest)][-_REMEMBERED:]
     with contextlib.suppress(OSError):
         unfinished = memory.with_suffix(".new")
@@ -45,13 +41,20 @@ def weights_digest(model: Path, memory: Path, files: FileSystem) -> bytes:
 def known_digest(model: Path, memory: Path) -> str:
     """Return the digest in hex if `memory` has it, without reading the model; empty where it is unknown."""
     try:
-        identity = _identity(model)
+        identity = file_identity(model)
     except OSError:
         return ""
     return _read(memory, FileSystem()).get(identity, b"").hex()
 
 
-def _identity(model: Path) -> str:
+def file_identity(model: Path) -> str:
+    """Return a file's device, inode, size and times, which are others once it was replaced or edited.
+
+    That holds also where its time of the last change was set back: that of the last change of its status cannot be set.
+
+    Raises:
+        OSError: there is no such file.
+    """
     status = model.stat()
     return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
 

@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
@@ -129,7 +129,7 @@ class Worker:
         self._send(protocol.Ready(protocol.VERSION, loaded.info))
         gc.freeze()  # what loading made lives as long as the process: later collections need not walk it
         if self._config.kv_folder is not None:
-            start_thread("disk", partial(self._open_disk, self._config.kv_folder, loaded.context.kv_settings))
+            start_thread("disk", partial(self._open_disk, self._config.kv_folder, loaded))
             wait([self._disk_is_settled], DISK_WAIT_S)
         else:
             self._disk_is_settled.set_result(None)
@@ -146,11 +146,12 @@ class Worker:
         engine.close()
         self._is_safe.set()
 
-    def _open_disk(self, folder: bytes, settings: Sequence[str]) -> None:
+    def _open_disk(self, folder: bytes, loaded: LoadedEngine) -> None:
         """Body of a thread that ends with the disk's blocks at hand, or with a line in the log."""
-        model = Path(os.fsdecode(self._config.model_path))
+        model, settings = Path(os.fsdecode(self._config.model_path)), loaded.context.kv_settings
+        cap_bytes = self._config.kv_disk_cap_bytes
         try:
-            tier = open_tier(Path(os.fsdecode(folder)), model, settings, self._config.kv_disk_cap_bytes)
+            tier = open_tier(Path(os.fsdecode(folder)), model, settings, cap_bytes, loaded.file_identity)
         except (OSError, sqlite3.Error) as error:
             reason = str(error).encode(errors="backslashreplace").decode()  # it may name a path that is no text
             print(f"no KV is kept on disk: {reason}", file=sys.stderr, flush=True)

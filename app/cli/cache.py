@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime as dt
+import math
 import re
 import sys
 import time
@@ -37,7 +38,7 @@ _REASONS = {
     Miss.UNREADABLE: "the rest could not be read back",
     Miss.NOT_READY: "it was not known yet what is kept on disk: the model had just been loaded",
     Miss.DISABLED: "the request asked to stay out of the cache",
-    Miss.UNAVAILABLE: "this model can go on only from where its state was kept",
+    Miss.UNAVAILABLE: "it is known, but this model, or a deterministic answer, can go on only from where its state was kept",
 }
 
 
@@ -84,17 +85,21 @@ def list_(as_json: bool) -> None:
 @click.argument("request_id", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def why(request_id: str | None, as_json: bool) -> None:
-    """Say what of a request's prompt was reused, and why not more. Without an id: of the last request."""
+    """Say what of a request's prompt was reused, and why not more. Without an id: of the last one that is remembered."""
     wanted = (request_id or "").rpartition("-")[2]
     found = [note for note in notes(Folders.of_user().kv) if wanted in ("", note.request_id)]
     if not found:
-        raise UsageError("no such request is remembered: private ones are not, and only the last 1,000 are")
+        raise UsageError(
+            "no such request is remembered: only the last 1,000 are, none that was private or without cache, and none "
+            "while nothing is kept on disk"
+        )
     note, report = found[-1], found[-1].report
     if as_json:
         print(msgspec.json.encode(note).decode())
         return
+    asked = dt.datetime.fromtimestamp(note.time_s).astimezone()
     print(
-        f"{report.cached:,} of {note.prompt_tokens:,} prompt tokens were reused: {report.resident:,} in the context, ",
+        f"{asked:%Y-%m-%d %H:%M:%S}: {report.cached:,} of {note.prompt_tokens:,} prompt tokens were reused: {report.resident:,} in the context, ",
         end="",
     )
     print(f"{report.ram:,} from memory, {report.disk:,} from disk")
@@ -110,11 +115,11 @@ def why(request_id: str | None, as_json: bool) -> None:
 
 @command.command(name="clear")
 @click.option("--model", metavar="NAME", help="Only what is kept for this model.")
-@click.option("--older-than", metavar="AGE", default="0m", help="Only what was written longer ago: 45m, 12h, 30d.")
-def clear_(model: str | None, older_than: str) -> None:
+@click.option("--older-than", metavar="AGE", help="Only what was written longer ago: 45m, 12h, 30d.")
+def clear_(model: str | None, older_than: str | None) -> None:
     """Delete what is kept, also what a running server holds in memory."""
     folders = Folders.of_user()
-    age_s = _seconds(older_than)
+    age_s = -math.inf if older_than is None else _seconds(older_than)  # also what a wrong clock dates in the future
     path = None if model is None else Store(folders.models).resolve(model).path
     if (server := asyncio.run(_server(folders))) is not None:
         cleared = asyncio.run(server.clear(path, age_s))

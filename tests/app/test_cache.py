@@ -1,4 +1,6 @@
+import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -46,7 +48,7 @@ def test_why_tells_where_two_prompts_part(home):
     run(home, f"{LONG}It is 11:05.")
     done = pinyon(home, "cache", "why", check=True)
     lines = done.stdout.decode().splitlines()
-    assert "prompt tokens were reused" in lines[0]
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d: \d+ of \d+ prompt tokens were reused", lines[0])
     assert [line.split()[0] for line in lines[2:4]] == ["known", "now"]
     note = json.loads(pinyon(home, "cache", "why", "--json", check=True).stdout)
     assert (note["report"]["miss"], note["report"]["expected"][0], note["report"]["got"][0]) == ("diverged", "0", "1")
@@ -113,6 +115,20 @@ def test_what_is_damaged_is_found_and_deleted(home):
     assert run(home, LONG)["text"] == first["text"]
 
 
+def test_a_block_in_another_one_s_place_is_damaged(home):
+    run(home, LONG)
+    one, other, moved = sorted((home / "cache").rglob("*.kv"))[:3]
+    one.rename(one.with_suffix(".aside"))
+    other.rename(one)
+    elsewhere = moved.parent.with_name("0" * 32)
+    elsewhere.mkdir()
+    moved.rename(elsewhere / moved.name)
+    done = pinyon(home, "cache", "verify", check=True)
+    assert done.stderr.decode().count("another block than its name says") == 2
+    assert not one.exists()
+    assert not (elsewhere / moved.name).exists()
+
+
 def test_clear_deletes_what_is_old_enough(home):
     run(home, LONG)
     pinyon(home, "cache", "clear", "--older-than", "1h", check=True)
@@ -123,6 +139,18 @@ def test_clear_deletes_what_is_old_enough(home):
     assert [*(home / "cache").rglob("*.kv")] == []
     assert run(home, LONG)["cached_tokens"] == 0
     assert json.loads(pinyon(home, "cache", "list", "--json", check=True).stdout)[0]["blocks"] > 0
+
+
+@pytest.mark.parametrize("is_served", [False, True], ids=["files", "server"])
+def test_clear_deletes_all_whatever_the_clock_said(home, is_served):
+    run(home, LONG)
+    for path in (home / "cache").rglob("*.kv"):
+        os.utime(path, (4e9, 4e9))
+    with serving(home, "--model", "tiny", "--preload") if is_served else contextlib.nullcontext():
+        pinyon(home, "cache", "clear", "--older-than", "0m", check=True)
+        assert [*(home / "cache").rglob("*.kv")]
+        pinyon(home, "cache", "clear", check=True)
+        assert not [*(home / "cache").rglob("*.kv")]
 
 
 def asked(server, prompt, token="none"):

@@ -40,6 +40,15 @@ def test_a_share_of_what_is_free_may_be_taken(folders, machine, free, cap):
     assert folders.kv.stat().st_mode & 0o777 == 0o700
 
 
+def test_what_is_kept_already_does_not_lower_the_cap(folders, machine):
+    own = folders.kv / "0"
+    own.mkdir(parents=True)
+    with (own / "block.kv").open("wb") as file:
+        file.truncate(GIB)
+    machine.free -= GIB
+    assert claimed(folders).disk_cap_bytes == 5 * GIB
+
+
 def test_settings_come_before_what_the_machine_says(folders, machine):
     machine.is_removable = True
     budget = claimed(folders, cache_ram_mib=3, cache_disk_mib=7)
@@ -50,10 +59,11 @@ def test_settings_come_before_what_the_machine_says(folders, machine):
     ("changes", "settings", "words"),
     [
         ({}, {"cache_disk_mib": 0}, "the setting cache_disk_mib is 0"),
+        ({}, {"cache_ram_mib": 0, "cache_disk_mib": 7}, "the setting cache_ram_mib is 0"),
         ({"free": 4 * GIB}, {}, "is nearly full: 4,096 MiB are free"),
         ({"is_removable": True}, {}, "is on a removable disk"),
     ],
-    ids=["setting", "full", "removable"],
+    ids=["setting", "no memory", "full", "removable"],
 )
 def test_where_nothing_is_kept_on_disk_it_says_why(folders, machine, changes, settings, words):
     vars(machine).update(changes)

@@ -4,9 +4,13 @@ import pytest
 from command_line import assert_refused, pinyon
 from histories import rows, told
 
+from pinyon.app import kv_files
+from pinyon.app.ask import Ask, RawText
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Role
-from pinyon.app.settings import Folders
+from pinyon.app.service import Service
+from pinyon.app.settings import Folders, Settings
+from pinyon.engine.events import Finished
 
 
 @pytest.fixture
@@ -114,3 +118,20 @@ def test_what_cannot_be_changed_is_an_error(tmp_path, folders, kept):
     done = pinyon(tmp_path, "logs", "rename", kept[0], "new")
     assert done.returncode == 1
     assert "nothing was changed" in done.stderr.decode()
+
+
+@pytest.mark.model
+async def test_what_was_computed_for_a_deleted_conversation_goes_with_it(tmp_path, folders, kept, tiny):
+    async with Service(folders, Settings(threads=1, cache_disk_mib=100)) as service:
+        model = await service.load(str(tiny))
+        ask = Ask(RawText("This was said at length, and to nobody else. " * 4), max_tokens=4, conversation=kept[0])
+        assert isinstance([event async for event in model.generate(ask)][-1], Finished)
+    assert any(folders.kv.rglob("*.kv"))
+    with kv_files.held(folders.kv):
+        done = pinyon(tmp_path, "logs", "delete", kept[0], check=True)
+        assert f"what was computed for {kept[0]} was not deleted: another process" in done.stderr.decode()
+    logs(tmp_path, "undelete", kept[0])
+    logs(tmp_path, "delete", kept[1])
+    assert any(folders.kv.rglob("*.kv"))
+    logs(tmp_path, "delete", kept[0])
+    assert not any(folders.kv.rglob("*.kv"))

@@ -128,8 +128,6 @@ class Bench(App[None]):
         )
         await transcript.settled()
         await asyncio.sleep(1)
-        gc.collect()
-        gc.freeze()  # as the chat does when it has started: a collection of all that was imported takes 50 ms
         process = psutil.Process()
         started, cpu = time.perf_counter(), time.process_time()
         watch = asyncio.create_task(self.watch_gaps(started))
@@ -229,6 +227,7 @@ def main() -> None:
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
+        gc.freeze()  # as `pinyon chat` does
         Bench(arguments.inside, arguments.tokens, arguments.rate, arguments.result).run()
         return
     results: dict[str, dict[str, float]] = {}

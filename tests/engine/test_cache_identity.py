@@ -11,6 +11,7 @@ from tiny_models import write_tiny_llama
 from pinyon.engine import native, weights_digest
 from pinyon.engine.config import EngineConfig
 from pinyon.engine.file_system import FileSystem
+from pinyon.engine.kv_folder import open_tier
 from pinyon.engine.loader import load_engine
 from pinyon.engine.native import NativeLog
 
@@ -89,13 +90,17 @@ def test_a_digest_is_computed_once_for_a_file_as_it_is(model, tmp_path, monkeypa
     digest = weights_digest._digest
     monkeypatch.setattr(weights_digest, "_digest", lambda path: computed.append(path) or digest(path))
     memory, files = tmp_path / "weights", FileSystem()
-    first = weights_digest.weights_digest(model, memory, files)
-    assert weights_digest.weights_digest(model, memory, files) == first
+
+    def digest_now():
+        return weights_digest.weights_digest(model, weights_digest.file_identity(model), memory, files)
+
+    first = digest_now()
+    assert digest_now() == first
     assert len(computed) == 1
     memory.write_bytes(memory.read_bytes()[:-1])
-    assert weights_digest.weights_digest(model, memory, files) == first
+    assert digest_now() == first
     os.utime(model)
-    assert weights_digest.weights_digest(model, memory, files) == first
+    assert digest_now() == first
     assert len(computed) == 3, "it was read again without its memory, and when it may have changed"
     assert memory.stat().st_mode & 0o777 == 0o600
 
@@ -121,19 +126,45 @@ def test_a_file_that_changes_while_it_is_read_has_no_digest(model, tmp_path, mon
         return found
 
     monkeypatch.setattr(weights_digest, "_digest", change)
-    with pytest.raises(OSError, match="changed while it was read"):
-        weights_digest.weights_digest(model, tmp_path / "weights", FileSystem())
+    with pytest.raises(OSError, match="has changed since it was loaded"):
+        weights_digest.weights_digest(model, weights_digest.file_identity(model), tmp_path / "weights", FileSystem())
     assert not (tmp_path / "weights").exists()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("is_known", [False, True], ids=["never read", "known"])
+def test_a_file_that_was_replaced_while_it_was_loaded_is_not_taken_for_the_new_one(model, tmp_path, is_known):
+    folder = tmp_path / "kv"
+    folder.mkdir()
+    old = weights_digest.file_identity(model)
+    if is_known:
+        right = weights_digest.weights_digest(model, old, folder / "weights", FileSystem())
+    os.replace(write_tiny_llama(model.with_name("other.gguf"), seed=1), model)
+    if is_known:
+        assert weights_digest.weights_digest(model, old, folder / "weights", FileSystem()) == right
+    else:
+        with pytest.raises(OSError, match="has changed since it was loaded"):
+            open_tier(folder, model, ("settings",), 1 << 20, old)
+
+
+@pytest.mark.model
+def test_a_loaded_model_tells_which_file_it_was(model, tmp_path):
+    before = weights_digest.file_identity(model)
+    with (tmp_path / "log").open("w") as log:
+        loaded = load_engine(EngineConfig(bytes(model), 1), model, NativeLog(log))
+        os.replace(write_tiny_llama(model.with_name("other.gguf"), seed=1), model)
+        assert loaded.file_identity == before != weights_digest.file_identity(model)
+        loaded.close()
 
 
 # F3: the same file, and something else is different
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 def test_another_setting_finds_nothing(model, folder, number):
     def change(settings):
-        assert len(settings) == 6
+        assert len(settings) == 7
         settings[number] += " in another way"
         return settings
 
@@ -142,14 +173,15 @@ def test_another_setting_finds_nothing(model, folder, number):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(6))
 def test_every_setting_of_the_context_is_told(model, tmp_path, monkeypatch, number):
-    """The version of llama.cpp, the format of states, the types of K and V, flash attention, the window's cache."""
+    """The version of llama.cpp, what it is compiled for, the format of states, the types of K and V, flash attention, the window's cache."""
     with (tmp_path / "log").open("w") as log:
         loaded = load_engine(EngineConfig(bytes(model), 1), model, NativeLog(log))
         before, params = loaded.context.kv_settings, loaded.context._params
         changes = [
             lambda: monkeypatch.setattr(native.lib, "llama_version", lambda: b"b99999"),
+            lambda: monkeypatch.setattr(native.lib, "llama_print_system_info", lambda: b"CPU : NEON = 1 | "),
             lambda: monkeypatch.setattr(native.lib, "LLAMA_STATE_SEQ_VERSION", 99),
             lambda: setattr(params, "type_k", 8),
             lambda: setattr(params, "flash_attn_type", 0),

@@ -122,6 +122,15 @@ def test_others_do_not_use_them_nor_the_other_way_round():
     assert pieces(made, ask("b", ABC[:150]))[0][-1].usage.cached_tokens == 0
 
 
+@pytest.mark.parametrize(("common", "cached"), [(30, 0), (100, 64)])
+def test_where_two_texts_part_inside_a_block_is_told(common, cached):
+    made = nothing()
+    run_to_end(made.engine, ask("a", ABC[:150]))
+    report = run_to_end(made.engine, ask("b", ABC[:common] + "x" * 50))["b"][-1].cache
+    assert (report.cached, report.miss, report.position) == (cached, Miss.DIVERGED, common)
+    assert (report.expected[:3], report.got[:3]) == (ABC[common : common + 3], "xxx")
+
+
 @pytest.mark.parametrize(
     ("fields", "miss"), [({"use_cache": False}, Miss.DISABLED), ({"private": True}, Miss.DISABLED)]
 )
@@ -154,11 +163,9 @@ def test_how_an_answer_was_spelled_does_not_count():
     turn = (Text("<|im_end|><tool><|im_end|>", special=True),)
     spelled = [END_OF_TURN, *b"<tool>", END_OF_TURN]
     assert made.engine.prepare(GenerateRequest("b", turn)).prompt == spelled
-    assert made.engine.prepare(GenerateRequest("b", turn, deterministic=True)).prompt == [
-        END_OF_TURN,
-        USER_TAG,
-        END_OF_TURN,
-    ]
+    for fields in ({"deterministic": True}, {"use_cache": False}):
+        prepared = made.engine.prepare(GenerateRequest("b", turn, **fields))
+        assert prepared.prompt == [END_OF_TURN, USER_TAG, END_OF_TURN]
 
 
 def test_what_was_computed_before_a_cancel_serves_the_next():

@@ -23,6 +23,7 @@ from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Chunk, Failed, FailureKind, Finished, FinishReason
 from pinyon.engine.request import Text
 from pinyon.engine.shared_kv import SharedKv
+from pinyon.engine.weights_digest import file_identity
 from pinyon.engine.worker import Worker
 
 LONG_TEXTS = {"letter": "A" * 30_000, "ideograph": "语" * 30_000, "spaces": " " * 100_000, "newlines": "\n" * 100_000}
@@ -114,7 +115,9 @@ def test_until_the_disk_is_known_or_given_up_reports_say_so(tmp_path, is_usable)
         return end.cache.miss
 
     assert miss("a") is Miss.NOT_READY
-    worker._open_disk(os.fsencode(tmp_path / "kv"), ())
+    identity = file_identity(tmp_path / "model")
+    loaded = SimpleNamespace(context=SimpleNamespace(kv_settings=()), file_identity=identity)
+    worker._open_disk(os.fsencode(tmp_path / "kv"), loaded)
     worker._take_commands(made.engine, wait_s=0.0)
     assert miss("b") is Miss.DIVERGED
     assert (made.engine._notes is not None) == is_usable

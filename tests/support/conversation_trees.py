@@ -35,6 +35,8 @@ RAM_BLOCKS = 4, 12, 200
 DISK_BLOCKS = 12, 1000
 LONG_TREES = int(os.environ.get("EQUIVALENCE_TREES", "200"))
 """How many trees a long test grows over a model."""
+FIRST_SEED = int(os.environ.get("EQUIVALENCE_SEED", "0"))
+"""The seed of the first tree."""
 MAX_CONVERSATIONS, MAX_NEIGHBOURS = 6, 3
 ROW_S, LOOK_S = 1e-2, 1e-3
 """What computing a row takes, and whatever happens between two looks at the clock."""
@@ -357,9 +359,9 @@ class Grown(NamedTuple):
 
 
 def grow(model: Path, folder: Path, trees: int, actions: int, **kwargs: object) -> Grown:
-    """Grow trees of the seeds from 0 on, each with so many actions, and compare their KV."""
+    """Grow trees of seeds that follow one another, each with so many actions, and compare their KV."""
     grown = Grown(Counter(), Counter(), Counter(), [])
-    for seed in range(trees):
+    for seed in range(FIRST_SEED, FIRST_SEED + trees):
         own, witness = folder / f"{seed}", KvWitness()
         with closing(ConversationTree(model, own, seed, witness, **kwargs)) as tree:
             tree.grow(actions)
