@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 import sys
 from collections.abc import Iterator
@@ -97,6 +98,8 @@ async def _chat(chat: Chat) -> ExitCode:
             from pinyon.app.tui.app import ChatApp  # noqa: PLC0415  brings Textual
             from pinyon.app.tui.chat_screen import ChatScreen  # noqa: PLC0415
 
+            # What was imported stays. To look through it for garbage, again and again, stops the screen for 50 ms each time.
+            gc.freeze()
             screen = ChatScreen(
                 history,
                 backend,

@@ -277,7 +277,7 @@ class Dialogue:
         self.resume()
 
     async def load(self, model: str, on_progress: Callable[[float], None]) -> "Model":
-        """Load another model at once; `on_progress` is told the loaded fraction.
+        """Load another model at once; `on_progress` is told the loaded fraction. Where it fails, the one before stays wanted.
 
         Raises:
             UsageError: an answer is being written.
@@ -288,8 +288,9 @@ class Dialogue:
         if self._working is not None:
             self._working.cancel()
             await asyncio.wait((self._working,))
-        self.wanted, self._model = model, None
+        self._model = None
         self._model = await self._backend.load(model, self._context, on_progress)
+        self.wanted = model
         self._audience.changed()
         return self._model
 

@@ -11,10 +11,11 @@ from textual.widgets import Static
 
 from pinyon.app.history.records import Role, State
 from pinyon.app.tui.blocks import MarkdownCutter, PlainCutter
+from pinyon.app.tui.growing_text import Place
 from pinyon.app.tui.reasoning_view import ReasoningView
 from pinyon.app.tui.safe_text import safe_text
 from pinyon.app.tui.shown import MessageAction, Shown, actions_of
-from pinyon.app.tui.text_view import Place, TextView
+from pinyon.app.tui.text_view import TextView
 
 _STATES = {
     State.CANCELLED: "stopped",

@@ -16,7 +16,7 @@ from textual.widget import Widget
 from pinyon.app.tui.message_view import MessageView
 
 if TYPE_CHECKING:
-    from pinyon.app.tui.text_view import Place
+    from pinyon.app.tui.growing_text import Place
 
 
 class SteadyScroll(VerticalScroll):

@@ -1,13 +1,6 @@
-"""One text of any length as one widget, whose cost does not grow with the text.
+"""One text of any length as one widget, whose cost does not grow with the text."""
 
-The text is cut into blocks. A closed block has rows, set off the event loop by the typesetter for the width of the moment. Until they
-are there it shows what it has: its plain rows, rows of another width, or about as many empty ones. The open block is plain text.
-"""
-
-from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import accumulate
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -18,30 +11,14 @@ from textual.selection import Selection
 from textual.strip import Strip
 from textual.widget import Widget
 
-from pinyon.app.tui.blocks import Block, Cutter, Kind
-from pinyon.app.tui.rows import Row, Tail, estimated_rows, plain_rows
+from pinyon.app.tui.blocks import Cutter
+from pinyon.app.tui.growing_text import GrowingText, Part, Place
+from pinyon.app.tui.rows import Row
 from pinyon.app.tui.safe_text import safe_text
 
 
-@dataclass(eq=False)
-class Part:
-    """A closed block and its rows. `width` is the one that they were set for, 0 while they only hold the place."""
-
-    block: Block
-    rows: list[Row]
-    width: int = 0
-
-
-@dataclass(frozen=True)
-class Place:
-    """A row by what it shows, wherever rows above it come and go: how deep in which part, from 0 to 1."""
-
-    part: int
-    depth: float
-
-
 class TextView(Widget):
-    """Text that may grow at its end."""
+    """Shows a text that may grow at its end."""
 
     DEFAULT_CSS = """
     TextView {
@@ -59,128 +36,68 @@ class TextView(Widget):
 
     def __init__(self, cutter: Cutter) -> None:
         super().__init__()
-        self._cutter = cutter
-        self._parts: list[Part] = []
-        self._starts = [0]  # the first row of each part, and of the tail
-        self._tail = Tail(0)
-        self._tail_length = 0  # characters
-        self._width = 0  # 0 until the first layout
+        self._shown = GrowingText(cutter)
         self._painted_style: Style | None = None
 
     @property
     def text(self) -> str:
         """What was fed, less control codes."""
-        return "".join(part.block.text for part in self._parts) + self._cutter.open
+        return self._shown.text
 
     @property
     def row_count(self) -> int:
-        return self._starts[-1] + len(self._tail)
+        return len(self._shown)
+
+    @property
+    def text_width(self) -> int:
+        """Cells a row may have; 0 until the first layout."""
+        return self._shown.width
 
     def feed(self, text: str) -> None:
         """Add text at the end."""
-        text = safe_text(text)
-        before = self.row_count
-        for block in self._cutter.feed(text):
-            cut = len(block.text) - self._tail_length
-            self._grow_tail(text[:cut])
-            self._close_tail(block)
-            text = text[cut:]
-        self._grow_tail(text)
-        self._show(before)
+        before = len(self._shown)
+        self._shown.feed(safe_text(text))
+        self._show_end(before)
 
     def close(self) -> None:
-        """End the text: what was open becomes a block like the others."""
-        before = self.row_count
-        for block in self._cutter.close():
-            self._close_tail(block)
-        self._show(before)
+        """End the text."""
+        before = len(self._shown)
+        self._shown.close()
+        self._show_end(before)
 
-    def _grow_tail(self, text: str) -> None:
-        self._tail_length += len(text)
-        if self._width:
-            self._tail.feed(text)
-
-    def _close_tail(self, block: Block) -> None:
-        part = Part(block, self._tail.rows())
-        if self._width and block.kind is Kind.PLAIN:
-            part.width = self._width
-        self._parts.append(part)
-        self._tail, self._tail_length = Tail(self._width), 0
-        self._starts.append(self._starts[-1] + len(part.rows))
-
-    def _show(self, before: int) -> None:
+    def _show_end(self, before: int) -> None:
         """Show what changed at the end of what had `before` rows."""
-        if self.row_count != before:
+        if len(self._shown) != before:
             self.refresh(layout=True)
         else:
             self.refresh(Region(0, max(0, before - 1), self.size.width, 1))
 
     def unset_parts(self, near: int) -> Iterator[Part]:
-        """Yield the parts that have no rows of the present width, those nearest to a row first."""
-        if self._width:
-            waiting = [index for index, part in enumerate(self._parts) if part.width != self._width]
-            for index in sorted(waiting, key=lambda index: abs(self._starts[index] - near)):
-                yield self._parts[index]
-
-    @property
-    def width(self) -> int:
-        """Cells a row may have; 0 until the first layout."""
-        return self._width
+        """Yield the parts that must be set, those nearest to a row first."""
+        return self._shown.unset(near)
 
     def put(self, rows: dict[Part, list[Row]], width: int) -> None:
         """Show parts as they were set for a width, if it is still the view's."""
-        if width != self._width:
-            return
-        before = self.row_count
-        for part, its_rows in rows.items():
-            gap = part is not self._parts[0] and not part.block.continues and its_rows
-            part.rows = [[], *its_rows] if gap else its_rows
-            part.width = width
-        self._measure()
-        self.refresh(layout=self.row_count != before)
+        before = len(self._shown)
+        self._shown.put(rows, width)
+        self.refresh(layout=len(self._shown) != before)
 
-    def _measure(self) -> None:
-        self._starts = [0, *accumulate(len(part.rows) for part in self._parts)]
+    def unset(self) -> None:
+        """Let everything be set again; the look has changed."""
+        self._shown.forget_look()
+
+    def place_at(self, row: int) -> Place:
+        return self._shown.place_at(row)
+
+    def row_of(self, place: Place) -> int:
+        return self._shown.row_of(place)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         del container, viewport
-        if width != self._width:
-            self._take_width(width)
-        return self.row_count
-
-    def unset(self) -> None:
-        """Let every block be set again. They show what they have until then."""
-        for part in self._parts:
-            part.width = 0
-
-    def _take_width(self, width: int) -> None:
-        self.post_message(self.Unset(was_set=self._width > 0))
-        self._width = width
-        for part in self._parts:
-            if not part.rows:
-                part.rows = [[]] * estimated_rows(part.block.text, width)
-        if self._parts and self._parts[0].block.kind is Kind.PLAIN:  # what was just typed is there at once
-            self._parts[0].rows, self._parts[0].width = plain_rows(self._parts[0].block.text, width), width
-        self._measure()
-        self._tail = Tail(width)
-        self._tail.feed(self._cutter.open)
-
-    def place_at(self, row: int) -> Place:
-        index = min(bisect_right(self._starts, row), len(self._starts)) - 1
-        rows = len(self._parts[index].rows) if index < len(self._parts) else len(self._tail)
-        return Place(index, (row - self._starts[index]) / max(1, rows))
-
-    def row_of(self, place: Place) -> int:
-        index = min(place.part, len(self._starts) - 1)
-        rows = len(self._parts[index].rows) if index < len(self._parts) else len(self._tail)
-        return self._starts[index] + round(place.depth * rows)
-
-    def _row(self, y: int) -> Row:
-        if y >= self.row_count:
-            return []
-        index = bisect_right(self._starts, y) - 1
-        row = y - self._starts[index]
-        return self._parts[index].rows[row] if index < len(self._parts) else self._tail[row]
+        if width != self._shown.width:
+            self.post_message(self.Unset(was_set=self._shown.width > 0))
+            self._shown.set_width(width)
+        return len(self._shown)
 
     def render_lines(self, crop: Region) -> list[Strip]:
         self._painted_style = self.rich_style  # the same for all rows, and slow to find out
@@ -191,7 +108,7 @@ class TextView(Widget):
 
     def render_line(self, y: int) -> Strip:
         width, style = self.size.width, self._painted_style or self.rich_style
-        row = list(Segment.apply_style(self._row(y), style))
+        row = list(Segment.apply_style(self._shown[y], style))
         strip = Strip(Segment.adjust_line_length(row, width, style), width)
         if (selection := self.text_selection) is not None and (span := selection.get_span(y)) is not None:
             strip = _highlighted(strip, span, self.screen.get_component_rich_style("screen--selection"))
@@ -199,16 +116,13 @@ class TextView(Widget):
         return strip if self._painted_style else strip.apply_offsets(0, y)
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        rows = [row for part in self._parts for row in part.rows] + self._tail.rows()
-        return selection.extract("\n".join(map(_text, rows))), "\n"
+        rows = (self._shown[row] for row in range(len(self._shown)))
+        lines = ("".join(segment.text for segment in row).rstrip() for row in rows)
+        return selection.extract("\n".join(lines)), "\n"
 
     def selection_updated(self, selection: Selection | None) -> None:
         del selection
         self.refresh()
-
-
-def _text(row: Row) -> str:
-    return "".join(segment.text for segment in row).rstrip()
 
 
 def _highlighted(strip: Strip, span: tuple[int, int], style: Style) -> Strip:

@@ -1,6 +1,6 @@
 """The messages of a conversation on the screen, with a cost that depends neither on their number nor on their length.
 
-What streams is painted some twelve times a second, however fast it comes.
+What streams is painted ten times a second at most, however fast it comes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ from pinyon.app.tui.typesetter import Typesetter
 if TYPE_CHECKING:
     from textual.timer import Timer
 
-_PAINT_S = 0.08
+_PAINT_S = 0.1
 
 
 class Transcript(LiveMessages):
@@ -108,7 +108,8 @@ class Transcript(LiveMessages):
         self.messages = list(messages)
         self._stream = Streaming(messages[-1]) if messages and messages[-1].state is State.STREAMING else None
         self._chosen = None
-        await self.action_follow()
+        await self.show_end()
+        self.follow()
 
     async def add(self, shown: Shown) -> None:
         """Add a message at the end."""
@@ -196,7 +197,7 @@ class Transcript(LiveMessages):
 
     async def action_follow(self) -> None:
         """Show the end and follow it."""
-        if not self.has_end or not self.views:
+        if not self.has_end:
             await self.show_end()
         self.follow()
 

@@ -7,8 +7,9 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 
+from pinyon.app.tui.growing_text import Part
 from pinyon.app.tui.rows import Look, Row, rows_of
-from pinyon.app.tui.text_view import Part, TextView
+from pinyon.app.tui.text_view import TextView
 
 _BUNDLE_S = 0.04
 _BUNDLE_PARTS = 200
@@ -59,7 +60,7 @@ class Typesetter:
         for view, near in self._nearest():
             parts = [part for part, _ in zip(view.unset_parts(near), range(left), strict=False)]
             if parts:
-                jobs.append((view, view.width, parts))
+                jobs.append((view, view.text_width, parts))
             left -= len(parts)
             if not left:
                 break

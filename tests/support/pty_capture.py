@@ -18,7 +18,7 @@ _SEQUENCE = re.compile(
     re.DOTALL,
 )
 _STYLE_OR_PLACE = re.compile(r"\x1b\[[0-9;]*[mH]")
-_USUAL_NUMBER = re.compile(r"\b\d{1,3}\b")
+_USUAL_NUMBER = re.compile(r"(?<!\d)\d{1,3}(?!\d)")
 
 
 def written(command: Sequence[str], environment: Mapping[str, str], steps: Sequence[tuple[str, bytes]]) -> str:

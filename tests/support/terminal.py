@@ -22,6 +22,7 @@ class Terminal:
     def __init__(self, process: subprocess.Popen[bytes], leader: int, follower: int) -> None:
         self.process = process
         self.written = b""
+        self._seen = 0
         self._leader = leader
         self._follower = follower
         self._before = termios.tcgetattr(follower)
@@ -32,8 +33,9 @@ class Terminal:
         os.write(self._leader, keys)
 
     def waits_for(self, pattern: bytes, limit_s: float = 60) -> None:
-        """Wait until something that this regular expression matches was written."""
-        self._until(lambda: re.search(pattern, self.written) is not None, f"{pattern!r} came", limit_s)
+        """Wait until something that this regular expression matches was written since the last wait."""
+        self._until(lambda: re.search(pattern, self.written[self._seen :]) is not None, f"{pattern!r} came", limit_s)
+        self._seen = len(self.written)
 
     def ends(self, limit_s: float = 60) -> int:
         """Wait for the end of the command and of what it writes; return its exit code."""

@@ -20,12 +20,13 @@ class TmuxTerminal:
     ) -> None:
         self._name = f"pinyon-test-{os.getpid()}-{secrets.token_hex(4)}"
         settings = folder / "tmux.conf"
+        # tmux itself does not always learn how a program ended.
+        self._exit_code = folder / f"{self._name}.code"
+        run = f"{shlex.join(command)}; echo $? > {shlex.quote(str(self._exit_code))}"
         settings.write_text(
             "set -g remain-on-exit on\nset -g default-terminal tmux-256color\nset -g status off\nset -g escape-time 0\nset -g set-clipboard on\n"
         )
-        self._start = [
-            *("-u", "-f", str(settings), "new-session", "-d", "-x", str(width), "-y", str(height), shlex.join(command))
-        ]
+        self._start = [*("-u", "-f", str(settings), "new-session", "-d", "-x", str(width), "-y", str(height), run)]
         self._environment = {name: value for name, value in environment.items() if not name.startswith("TMUX")}
         self._environment["LC_ALL"] = "C.UTF-8"
 
@@ -57,9 +58,9 @@ class TmuxTerminal:
 
     @property
     def exit_code(self) -> int | None:
-        """None while the program runs; of one that a signal ended, its negative number."""
-        code, signal = self._told("#{pane_dead_status},#{pane_dead_signal}").split(",")
-        return int(code) if code else -int(signal) if signal else None
+        """None while the program runs; as a shell tells it."""
+        code = self._exit_code.read_text() if self._exit_code.exists() else ""
+        return int(code) if code else None
 
     @property
     def left_modes(self) -> dict[str, str]:

@@ -298,6 +298,22 @@ async def test_another_model_is_loaded_for_the_next_answer(make_talk):
     assert talk.backend.loads == [None, "other"]
 
 
+async def test_a_model_that_cannot_be_loaded_leaves_the_one_before(make_talk):
+    talk = make_talk()
+    await talk.dialogue.load("first", lambda _fraction: None)
+    talk.backend._load_errors.append(ModelNotFoundError("no such model"))
+    with pytest.raises(ModelNotFoundError):
+        await talk.dialogue.load("other", lambda _fraction: None)
+    talk.backend.ready.clear()
+    loading = asyncio.create_task(talk.dialogue.load("large", lambda _fraction: None))
+    await asyncio.sleep(0)
+    loading.cancel()
+    await asyncio.wait((loading,))
+    talk.backend.ready.set()
+    await talk.says("one")
+    assert talk.backend.loads == ["first", "other", "large", "first"]
+
+
 async def test_a_model_is_not_changed_under_an_answer(make_talk):
     talk = make_talk("A long answer that goes on.")
     talk.dialogue.say(Draft("one"))

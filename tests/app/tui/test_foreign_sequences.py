@@ -47,7 +47,9 @@ def capture(folder: Path, *, foreign: str) -> str:
 def test_foreign_text_brings_no_sequence_that_harmless_text_does_not(tmp_path: Path) -> None:
     harmless = obeyed(capture(tmp_path, foreign="harmless"))
     assert "\x1b[?1049h" in harmless  # the chat's own are seen
-    assert obeyed(capture(tmp_path, foreign=HOSTILE)) - harmless == set()
+    hostile = capture(tmp_path, foreign=HOSTILE)
+    assert obeyed(hostile) - harmless == set()
+    assert "[31337;31337H" in hostile  # what is left of it is text
 
 
 @pytest.mark.parametrize("planted", HOSTILE.split(" "))

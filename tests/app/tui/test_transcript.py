@@ -374,6 +374,19 @@ async def test_a_long_message_is_scrolled_through_before_the_next_is_chosen() ->
         assert transcript.scroll_y < before
 
 
+async def test_other_messages_take_the_place_of_those_shown() -> None:
+    async with running(said(1), said(2, "one version")) as (app, transcript, pilot):
+        await pilot.press("up")
+        await transcript.show([said(1), said(2, "another version")])
+        await settle(pilot)
+        assert "another version" in app.text
+        assert "one version" not in app.text
+        assert transcript.selected is None
+        await transcript.show([])
+        await settle(pilot)
+        assert app.text.strip() == ""
+
+
 async def test_versions_are_counted_and_can_be_changed() -> None:
     async with running(said(2, siblings=(1, 3))) as (app, _, pilot):
         assert "2/3" in app.text
