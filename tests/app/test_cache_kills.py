@@ -1,6 +1,7 @@
 """A server killed while it writes KV, as processes: what is on disk afterwards verifies, is found again, and is its owner's alone."""
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -29,18 +30,20 @@ def home(tmp_path, tiny):
 def complete(server, number):
     body = {"prompt": f"{number:03}. {WORDS}", "max_tokens": 3, "temperature": 0}
     document = httpx.post(f"{server.url}/v1/completions", json=body, timeout=30, trust_env=False).json()
+    assert "choices" in document, document
     return document["choices"][0]["text"], document["pinyon"]["cache"]
 
 
-def keep_busy(server):
+def keep_busy(server, numbers):
+    """Ask what was never asked before, until the server is gone."""
     with contextlib.suppress(httpx.HTTPError):
-        for number in range(100, 1000):
+        for number in numbers:
             complete(server, number)
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 def test_a_killed_server_leaves_whole_blocks_and_right_answers(home, kills):
-    choose, right, found = random.Random(kills), None, 0
+    choose, numbers, right, found = random.Random(kills), itertools.count(100), None, 0
     for _ in range(kills):
         with serving(home, "--preload") as server:
             until(
@@ -53,9 +56,9 @@ def test_a_killed_server_leaves_whole_blocks_and_right_answers(home, kills):
             assert [text for text, _ in answers] == right
             found += sum(cache["disk"] for _, cache in answers)
             worker = worker_of(server)
-            busy = threading.Thread(target=keep_busy, args=(server,))
+            moment = len([*(home / "cache").rglob("*.kv")]) + choose.randrange(1, 30)
+            busy = threading.Thread(target=keep_busy, args=(server, numbers))
             busy.start()
-            moment = choose.randrange(1, 30)
             until(lambda moment=moment: len([*(home / "cache").rglob("*.kv")]) > moment)
             until(lambda: any((home / "cache").rglob("*.new")))
             os.kill(server.pid, signal.SIGKILL)
