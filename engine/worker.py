@@ -200,7 +200,9 @@ class Worker:
     def _reply(self, loaded: LoadedEngine, message: Tokenize | Detokenize | MakeEstimate) -> None:
         try:
             if isinstance(message, MakeEstimate):
-                self._commands.put(_Estimating(message.call, loaded.engine.prepare(message.request)))
+                estimating = _Estimating(message.call, loaded.engine.prepare(message.request))
+                # What is on disk is to be counted: a command that asks right after the load would always be told that nothing is.
+                self._disk_is_settled.add_done_callback(lambda _settled: self._commands.put(estimating))
             else:
                 self._send(_answer(loaded, message))
         except EngineError as error:  # also of a reply that no frame holds

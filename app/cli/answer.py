@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from pinyon.app.cli.code_block import first_code_block
-from pinyon.app.cli.terminal import for_stdout, printable
+from pinyon.app.cli.terminal import for_stdout, print_json, printable
 from pinyon.app.errors import AnswerError
 from pinyon.engine.cache_report import CacheReport
 from pinyon.engine.events import Chunk, Finished, FinishReason
@@ -203,7 +203,3 @@ def code_of(text: str, finish_reason: str) -> str:
         begin = " ".join(text.split())[:80]
         raise AnswerError(f"the answer has no whole code block{how}; it begins: {begin!r}")
     return code
-
-
-def print_json(shown: object) -> None:
-    print(for_stdout(msgspec.json.encode(shown).decode()), flush=True)

@@ -116,7 +116,18 @@ def answers(target: Path) -> Iterator[tuple[BinaryIO, dict[str | int, Answered]]
             raise UsageError(
                 f"{printable(target)} has lines that are no answers of a batch: name another file"
             ) from None
-        if not _ANSWER_BEGINS.startswith(data[end : end + len(_ANSWER_BEGINS)]):
-            raise UsageError(f"{printable(target)} is no output of a batch: name another file")
-        file.truncate(end)
+        if end < len(data):
+            if not _may_be_cut_off(data[end:]):
+                raise UsageError(f"{printable(target)} is no output of a batch: name another file")
+            file.truncate(end)
         yield file, {answered.id: answered for answered in before}
+
+
+def _may_be_cut_off(line: bytes) -> bool:
+    """Whether a last line may be the beginning of an answer, and is not a whole line of something else."""
+    if not _ANSWER_BEGINS.startswith(line[: len(_ANSWER_BEGINS)]):
+        return False
+    try:
+        return "asked" in msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return True

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
+from pinyon.app.cli.terminal import print_json
 from pinyon.app.errors import FolderInUseError, UsageError
 from pinyon.app.kv_files import clear, damaged, held, kept, notes
 from pinyon.app.running import read_server
@@ -72,7 +72,7 @@ def list_(as_json: bool) -> None:
     """Show what is kept for each model and its settings, the latest used first."""
     held = kept(Folders.of_user().kv)
     if as_json:
-        print(msgspec.json.encode(held, enc_hook=printable).decode())
+        print_json(held)
         return
     for each in held:
         used = dt.datetime.fromtimestamp(each.used_at).astimezone()
@@ -95,7 +95,7 @@ def why(request_id: str | None, as_json: bool) -> None:
         )
     note, report = found[-1], found[-1].report
     if as_json:
-        print(msgspec.json.encode(note).decode())
+        print_json(note)
         return
     asked = dt.datetime.fromtimestamp(note.time_s).astimezone()
     print(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pinyon.app.cli import completion
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.first_model import offer_a_model
 from pinyon.app.errors import UsageError
@@ -37,7 +38,7 @@ class Chat:
 
 
 @click.command(name="chat")
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=completion.models)
 @click.option("-c", "--continue", "continues", is_flag=True, help="Go on with the last conversation.")
 @click.option("--private", is_flag=True, help="Keep nothing: no history, nothing computed on disk.")
 @click.option(
@@ -67,7 +68,7 @@ def open_chat(chat: Chat) -> ExitCode:
         raise UsageError("a chat needs a terminal: `pinyon run` answers in pipes, `pinyon chat --plain` reads lines")
     if chat.continues and chat.private:
         raise UsageError("--private keeps nothing and knows nothing: leave out --continue")
-    if offer_a_model(chat.folders, chat.settings) and is_first_run(chat.folders, chat.settings):
+    if chat.model is None and offer_a_model(chat.folders, chat.settings) and is_first_run(chat.folders, chat.settings):
         return ExitCode.MODEL
     return asyncio.run(_chat(chat))
 

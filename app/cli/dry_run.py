@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from pinyon.app.attachments import fenced
-from pinyon.app.cli.answer import print_json
 from pinyon.app.cli.exchange import Wish, asked, ready
-from pinyon.app.cli.terminal import for_stdout
+from pinyon.app.cli.terminal import for_stdout, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

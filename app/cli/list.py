@@ -3,8 +3,8 @@
 import sys
 
 import click
-import msgspec
 
+from pinyon.app.cli.terminal import print_json
 from pinyon.app.settings import Folders
 from pinyon.models import catalog
 from pinyon.models.disk import printable
@@ -20,7 +20,7 @@ def command(as_json: bool) -> None:
     for broken in listing.broken:
         print(f"pinyon: {broken.reason}", file=sys.stderr)
     if as_json:
-        print(msgspec.json.encode(listing.records, enc_hook=printable).decode())
+        print_json(listing.records)
         return
     width = max((len(record.name) for record in listing.records), default=0)
     for record in listing.records:

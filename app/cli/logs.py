@@ -1,5 +1,6 @@
 """`pinyon logs`: the conversations that were kept, and what to do with them."""
 
+import asyncio
 import contextlib
 import datetime as dt
 import sqlite3
@@ -10,15 +11,14 @@ from typing import Final
 import click
 import msgspec
 
-from pinyon.app import kv_files
-from pinyon.app.cli.terminal import for_stdout
-from pinyon.app.errors import FolderInUseError, UsageError
+from pinyon.app.cli.terminal import for_stdout, print_json, printable
+from pinyon.app.errors import AppError, UsageError
 from pinyon.app.history import export
 from pinyon.app.history.errors import HistoryFileError, NoConversationError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Conversation, Found, Message, Role
-from pinyon.app.settings import Folders
-from pinyon.models.disk import printable
+from pinyon.app.settings import Folders, load_settings
+from pinyon.engine.errors import EngineError
 
 _ALL: Final = 1 << 31
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
@@ -46,12 +46,12 @@ def command(context: click.Context) -> None:
 @command.command(name="list")
 @_count
 @_json
-def list_(count: int = 20, as_json: bool = False) -> None:
+def list_(count: int, as_json: bool) -> None:
     """List conversations, the latest first: ID, time, number of messages, model, title."""
     with _history() as history:
         listed = history.conversations(limit=count)
     if as_json:
-        _print_json(listed)
+        print_json(listed)
         return
     for each in listed:
         print(f"{each.id}  {_time(each.updated_at)}  {each.messages:>4}  {_line(each.model):<20}  {_line(each.title)}")
@@ -67,7 +67,7 @@ def show(id: str | None, reasoning: bool, as_json: bool) -> None:  # noqa: A002 
         conversation = _named(history, id)
         tree = history.tree(conversation.id)
     if as_json:
-        _print_json(_Whole(conversation, [*tree.messages.values()]))
+        print_json(_Whole(conversation, [*tree.messages.values()]))
         return
     print(for_stdout(export.markdown(conversation, tree.path(), reasoning=reasoning)), end="")
 
@@ -88,7 +88,7 @@ def search(words: tuple[str, ...], role: str | None, model: str | None, count: i
     with _history() as history:
         found = history.search(" ".join(words), role=Role(role) if role else None, model=model, limit=count)
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     for each in found:
         title = _line(each.conversation.title)
@@ -128,13 +128,12 @@ def rename(id: str, title: tuple[str, ...]) -> None:  # noqa: A002
 @click.option("--now", is_flag=True, help="Remove them from the disk at once.")
 def delete(ids: tuple[str, ...], now: bool) -> None:
     """Delete conversations and what was computed for them. For 30 days they can be brought back."""
-    folders = Folders.of_user()
     with _changing() as history:
         chosen = [_named(history, id_) for id_ in ids]
         for each in chosen:
             (history.purge if now else history.delete)(each.id)
+    asyncio.run(_forget_computed([each.id for each in chosen]))
     for each in chosen:
-        _forget_computed(folders, each.id)
         after = "" if now else f"; `pinyon logs undelete {each.id}` brings it back"
         print(f"{each.id} is deleted: {_line(each.title)}{after}", file=sys.stderr)
 
@@ -178,16 +177,16 @@ def _named(history: History, id_: str | None) -> Conversation:
     return found[0]
 
 
-def _forget_computed(folders: Folders, conversation: str) -> None:
-    try:
-        with kv_files.held(folders.kv):
-            kv_files.forget(folders.kv, conversation)
-    except (FolderInUseError, OSError, sqlite3.Error) as error:
-        _tell(f"what was computed for {conversation} was not deleted: {error}")
+async def _forget_computed(conversations: Sequence[str]) -> None:
+    from pinyon.app.backend import Backend  # noqa: PLC0415  only where something is deleted
 
-
-def _print_json(value: object) -> None:
-    print(msgspec.json.encode(value).decode())
+    folders = Folders.of_user()
+    async with Backend(folders, load_settings(folders)) as backend:
+        for conversation in conversations:
+            try:
+                await backend.forget(conversation)
+            except (AppError, EngineError, OSError, sqlite3.Error) as error:
+                _tell(f"not all that was computed for {conversation} was deleted: {error}")
 
 
 def _time(at_s: float) -> str:

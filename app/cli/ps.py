@@ -7,6 +7,7 @@ from typing import NamedTuple
 import click
 import msgspec
 
+from pinyon.app.cli.terminal import print_json
 from pinyon.app.settings import Folders
 from pinyon.app.wire import Status
 from pinyon.engine.meters import Meters
@@ -21,7 +22,7 @@ def command(as_json: bool) -> None:
         shown = [
             {"url": server.url, **msgspec.structs.asdict(server.status), "meters": server.meters} for server in servers
         ]
-        print(msgspec.json.encode({"servers": shown}).decode())
+        print_json({"servers": shown})
     elif not servers:
         print("no server is running", file=sys.stderr)
     for server in () if as_json else servers:

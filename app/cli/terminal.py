@@ -2,16 +2,27 @@
 
 import sys
 
+import msgspec
+
+from pinyon.models import disk
+
 _ALLOWED = "\n\t"
 _PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in _ALLOWED}
-_REPLACED = {**_PICTURES, 0x7F: "\u2421", **dict.fromkeys(range(0x80, 0xA0), "\ufffd")}
+# C1, and what would turn round the text beside it: bidi embeddings, overrides and isolates.
+_OTHERS = (*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_REPLACED = {**_PICTURES, 0x7F: "\u2421", **dict.fromkeys(_OTHERS, "\ufffd")}
 
 
 def printable(text: str) -> str:
-    """Return text with every control character but newline and tab replaced by a visible sign."""
+    """Return text with every character that a terminal would obey, newline and tab apart, replaced by a visible sign."""
     return text.translate(_REPLACED)
 
 
 def for_stdout(text: str) -> str:
     """Return text as stdout should get it: printable on a terminal, untouched into a pipe or file."""
     return printable(text) if sys.stdout.isatty() else text
+
+
+def print_json(value: object) -> None:
+    """Print a value as one line of JSON on stdout; paths as text."""
+    print(for_stdout(msgspec.json.encode(value, enc_hook=disk.printable).decode()), flush=True)

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from command_line import assert_refused, pinyon
+from command_line import assert_refused, pinyon, serving
 from histories import rows, told
 
 from pinyon.app import kv_files
@@ -42,7 +42,7 @@ def test_without_a_history_there_is_nothing_and_nothing_is_made(tmp_path):
 def test_list_shows_the_latest_first(tmp_path, kept):
     lines = logs(tmp_path).splitlines()
     assert [line.split()[0] for line in lines] == kept
-    assert "\\x1b[2Jthree birds" in lines[0]
+    assert "Name ␛[2Jthree birds" in lines[0]
     assert logs(tmp_path, "list") == logs(tmp_path)
     assert len(logs(tmp_path, "list", "-n", "1").splitlines()) == 1
     listed = json.loads(logs(tmp_path, "list", "--json"))
@@ -120,6 +120,13 @@ def test_what_cannot_be_changed_is_an_error(tmp_path, folders, kept):
     assert "nothing was changed" in done.stderr.decode()
 
 
+def test_titles_are_shown_as_they_are_but_for_what_drives_a_terminal(tmp_path, folders):
+    with History(folders.history_file) as history:
+        told(history, "می\u200cخواهم 👩\u200d🔬 \u202eevil\n\x9b2J")
+    assert "می\u200cخواهم 👩\u200d🔬 \ufffdevil" in logs(tmp_path)
+    assert not {"\u202e", "\x9b"} & set(logs(tmp_path) + logs(tmp_path, "search", "evil"))
+
+
 @pytest.mark.model
 async def test_what_was_computed_for_a_deleted_conversation_goes_with_it(tmp_path, folders, kept, tiny):
     async with Service(folders, Settings(threads=1, cache_disk_mib=100)) as service:
@@ -129,9 +136,21 @@ async def test_what_was_computed_for_a_deleted_conversation_goes_with_it(tmp_pat
     assert any(folders.kv.rglob("*.kv"))
     with kv_files.held(folders.kv):
         done = pinyon(tmp_path, "logs", "delete", kept[0], check=True)
-        assert f"what was computed for {kept[0]} was not deleted: another process" in done.stderr.decode()
+        assert f"not all that was computed for {kept[0]} was deleted: another process" in done.stderr.decode()
     logs(tmp_path, "undelete", kept[0])
     logs(tmp_path, "delete", kept[1])
     assert any(folders.kv.rglob("*.kv"))
     logs(tmp_path, "delete", kept[0])
     assert not any(folders.kv.rglob("*.kv"))
+
+
+@pytest.mark.model
+def test_a_running_server_forgets_a_deleted_conversation_too(tmp_path, folders, tiny):
+    question = "This was said at length, and to nobody else. " * 3
+    with serving(tmp_path, "--model", str(tiny), PINYON_THREADS="1", PINYON_CACHE_DISK_MIB="100"):
+        pinyon(tmp_path, "run", "--max-tokens", "4", question, check=True)
+        (conversation,) = json.loads(logs(tmp_path, "list", "--json"))
+        assert json.loads(pinyon(tmp_path, "run", "--dry-run", "--json", question).stdout)["cached_tokens"] > 100
+        done = pinyon(tmp_path, "logs", "delete", conversation["id"], check=True)
+        assert done.stderr.decode().count("\n") == 1
+        assert json.loads(pinyon(tmp_path, "run", "--dry-run", "--json", question).stdout)["cached_tokens"] == 0

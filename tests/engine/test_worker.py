@@ -223,6 +223,15 @@ def test_an_estimate_is_made_between_steps_and_starts_nothing(running):
     assert (reply.call, reply.failed.kind) == (9, FailureKind.CONTEXT_OVERFLOW)
 
 
+def test_an_estimate_waits_until_the_disk_is_known():
+    worker = Worker(EngineConfig(b"", 1), lambda _message: None)
+    engine, *_ = make_engine(hashed)
+    worker._reply(SimpleNamespace(engine=engine), protocol.MakeEstimate(7, ask("a")))
+    assert worker._commands.empty()
+    worker._disk_is_settled.set_result(None)
+    assert worker._commands.get_nowait().call == 7
+
+
 def test_meters_count_also_what_is_being_prepared(running):
     worker, sent, _ = running
     worker.receive(protocol.Generate(ask("a", n=3)))

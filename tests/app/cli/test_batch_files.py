@@ -102,7 +102,7 @@ def line(id_, asked="ab"):
     return msgspec.json.encode({"id": id_, "asked": asked, "text": "x"}) + b"\n"
 
 
-@pytest.mark.parametrize("rest", [b"", b"{", b'{"id"', b'{"id":2,"asked":"ab","te'], ids=repr)
+@pytest.mark.parametrize("rest", [b"", b"{", b'{"id"', b'{"id":2,"asked":"ab","te', line(2)[:-1]], ids=repr)
 def test_an_output_goes_on_after_its_last_whole_line(target, rest):
     target.write_bytes(line(1) + line("b") + rest)
     with answers(target) as (file, before):
@@ -120,7 +120,17 @@ def test_an_output_that_is_not_there_is_made(target):
 
 @pytest.mark.parametrize(
     "data",
-    [b'{"prompt": "x"}\n', b"notes\n", b"notes", line(1) + b"\n", line(1) + b"notes", b"\xff\n", b'{"prompt"'],
+    [
+        b'{"prompt": "x"}\n',
+        b"notes\n",
+        b"notes",
+        line(1) + b"\n",
+        line(1) + b"notes",
+        b"\xff\n",
+        b'{"prompt"',
+        b'{"id": 1, "prompt": "x"}',
+        b'{"id":1,"prompt":"x"}',
+    ],
     ids=repr,
 )
 def test_a_file_that_is_no_output_is_left_alone(target, data):
