@@ -5,6 +5,11 @@ from pinyon.models.errors import ModelNotFoundError
 from pinyon.models.store import Store
 
 
+def model_before(store: Store, model: str) -> str | None:
+    """Return the model that answered before, to go on with; None where none of that name is here any more."""
+    return model if store.knows(model) else None
+
+
 def default_model(store: Store, settings: Settings) -> str:
     """Return the model of the settings, else the one that came last. Raises ModelNotFoundError where none is here."""
     if settings.model is not None:

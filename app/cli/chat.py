@@ -14,18 +14,21 @@ import click
 from pinyon.app.cli import completion
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.first_model import offer_a_model
+from pinyon.app.default_model import model_before
 from pinyon.app.errors import UsageError
 from pinyon.app.first_run import is_first_run
 from pinyon.app.settings import Folders, Settings, load_settings
+from pinyon.models.store import Store
 
 if TYPE_CHECKING:
     from pinyon.app.history.history import History
+    from pinyon.app.history.records import Conversation
     from pinyon.app.tui.app import ChatApp
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """How a chat is opened. `model` None is the settings' or the latest one; `conversation` None begins a new one."""
+    """How a chat is opened. `model` None is the one of the conversation that it `continues`, else the settings' or the latest."""
 
     folders: Folders
     settings: Settings
@@ -34,7 +37,6 @@ class Chat:
     private: bool = False
     plain: bool = False
     continues: bool = False
-    conversation: str | None = None
 
 
 @click.command(name="chat")
@@ -79,9 +81,12 @@ async def _chat(chat: Chat) -> ExitCode:
     from pinyon.app.history.history import History  # noqa: PLC0415
 
     is_kept = chat.settings.history and not chat.private
-    history = History(chat.folders.history_file) if is_kept else History.in_memory()
-    with contextlib.closing(history):
-        conversation = _conversation(chat, history)
+    with History(chat.folders.history_file) if is_kept else History.in_memory() as history:
+        before = _before(chat, history)
+        conversation = None if before is None else before.id
+        model = chat.model
+        if before is not None and model is None:
+            model = model_before(Store(chat.folders.models), before.model)
         async with Backend(chat.folders, chat.settings) as backend:
             if chat.plain:
                 from pinyon.app.tui.plain import PlainChat  # noqa: PLC0415
@@ -91,7 +96,7 @@ async def _chat(chat: Chat) -> ExitCode:
                     backend,
                     chat.folders,
                     chat.settings,
-                    model=chat.model,
+                    model=model,
                     context=chat.context,
                     choices=Choices(private=chat.private),
                 )
@@ -106,7 +111,7 @@ async def _chat(chat: Chat) -> ExitCode:
                 backend,
                 chat.folders,
                 chat.settings,
-                model=chat.model,
+                model=model,
                 context=chat.context,
                 choices=Choices(private=chat.private),
                 conversation=conversation,
@@ -122,13 +127,13 @@ async def _chat(chat: Chat) -> ExitCode:
     return ExitCode.OK
 
 
-def _conversation(chat: Chat, history: "History") -> str | None:
+def _before(chat: Chat, history: "History") -> "Conversation | None":
+    """Return the conversation that is gone on with."""
     if not chat.continues:
-        return chat.conversation
-    latest = history.latest()
-    if latest is None:
+        return None
+    if (latest := history.latest()) is None:
         raise UsageError("there is no conversation to go on with: leave out --continue")
-    return latest.id
+    return latest
 
 
 @contextlib.contextmanager

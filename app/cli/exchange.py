@@ -17,10 +17,12 @@ from pinyon.app.cli.answer import Answer, Stats
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.progress import loading
 from pinyon.app.cli.terminal import printable
+from pinyon.app.default_model import model_before
 from pinyon.app.errors import AnswerError, AppError, GenerationFailedError, UsageError
 from pinyon.app.settings import Folders, Settings
 from pinyon.engine.events import Chunk, Failed, Finished, FinishReason
 from pinyon.models.chat_template import Message
+from pinyon.models.store import Store
 
 if TYPE_CHECKING:
     from pinyon.app.history.history import History
@@ -97,11 +99,11 @@ async def ready(wish: Wish) -> "AsyncIterator[tuple[Model, History, Conversation
     """
     from pinyon.app.backend import Backend  # noqa: PLC0415  takes long to import
 
-    with contextlib.closing(_history(wish)) as history:
+    with _history(wish) as history:
         before = history.latest() if wish.continues else None
         if wish.continues and before is None:
             raise UsageError("there is no conversation to go on with: leave out -c")
-        named = wish.model or (before.model if before is not None else None)
+        named = wish.model or (None if before is None else model_before(Store(wish.folders.models), before.model))
         async with Backend(wish.folders, wish.settings) as backend:
             with loading(named or wish.settings.model or "the model") as on_progress:
                 try:
@@ -111,16 +113,19 @@ async def ready(wish: Wish) -> "AsyncIterator[tuple[Model, History, Conversation
                     raise AnswerError(
                         f"the model was not loaded within the {wish.timeout_s:g} s of --timeout"
                     ) from None
+            if before is not None and wish.model is None and model.name != before.model:
+                _tell(f"{model.name} answers: {before.model}, which did so before, is not here by that name")
             yield model, history, before
 
 
 def _history(wish: Wish) -> "History":
     from pinyon.app.history.history import History  # noqa: PLC0415  brings SQLite
 
-    def tell(trouble: str) -> None:
-        print(f"pinyon: {printable(trouble)}", file=sys.stderr)
+    return History(wish.folders.history_file, _tell) if wish.is_kept else History.in_memory()
 
-    return History(wish.folders.history_file, tell) if wish.is_kept else History.in_memory()
+
+def _tell(text: str) -> None:
+    print(f"pinyon: {printable(text)}", file=sys.stderr)
 
 
 def asked(wish: Wish, history: "History", before: "Conversation | None") -> tuple[Ask, int | None]:

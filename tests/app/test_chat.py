@@ -7,6 +7,7 @@ import sys
 import pytest
 from command_line import PINYON, assert_refused, environment, pinyon
 from terminal import terminal
+from tiny_models import write_tiny_llama
 
 from pinyon.app.history.history import History
 from pinyon.app.history.records import State
@@ -53,6 +54,23 @@ def test_settings_that_cannot_be_followed_end_the_chat_before_it_begins(home, ti
         assert shown.ends() == 2
     assert words.encode() in shown.written
     assert b"\x1b[?1049h" not in shown.written
+
+
+def test_a_model_s_file_is_enough_to_chat(home, tiny):
+    done = pinyon(home, "chat", "--plain", tiny, stdin=b"/params max_tokens=4\nHello\n", check=True)
+    assert "No model is here" not in done.stderr.decode()
+    assert last_path(home)[-1].answered.model == "tiny"
+
+
+def test_a_conversation_goes_on_with_its_own_model(home, tiny):
+    other = write_tiny_llama(home.parent / "other.gguf", seed=1)
+    for name, path in (("first", tiny), ("second", other)):
+        pinyon(home, "add", path, "--name", name, check=True)
+    hello = b"/params max_tokens=4\nHello\n"
+    pinyon(home, "chat", "--plain", "first", stdin=hello, check=True)
+    pinyon(home, "chat", "--plain", "--continue", stdin=hello, check=True)
+    models = [message.answered.model for message in last_path(home) if message.answered is not None]
+    assert models == ["first", "first"]
 
 
 @pytest.mark.model

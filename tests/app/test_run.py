@@ -400,9 +400,19 @@ def test_the_last_conversation_goes_on_warm_from_disk(own_home):
     # The answer's text may be other tokens than the model wrote; the question before it is the same.
     assert second["cached_tokens"] >= 64 or second["cache"]["miss"] == "not_ready", "a slow disk may not be read yet"
     assert cost["prompt_tokens"] == second["prompt_tokens"]
+    assert cost["disk"] >= 64
     shown = json.loads(pinyon(own_home, "logs", "list", "--json", check=True).stdout)
     assert [conversation["title"] for conversation in shown] == [f"{question[:59]}…"]
     assert first["text"] != ""
+
+
+def test_a_conversation_with_a_model_that_was_named_by_its_path_goes_on_with_the_usual_one(own_home):
+    path = write_tiny_llama(own_home / "other.gguf", seed=1)
+    pinyon(own_home, "run", "-m", path, "--max-tokens", "3", "One", check=True)
+    done = pinyon(own_home, "run", "-c", "--max-tokens", "3", "Two", check=True)
+    assert done.stderr.decode() == "pinyon: tiny answers: other, which did so before, is not here by that name\n"
+    done = pinyon(own_home, "run", "-c", "-m", path, "--max-tokens", "3", "Three", check=True)
+    assert done.stderr == b""
 
 
 def test_what_is_private_leaves_nothing_on_disk(own_home):

@@ -21,6 +21,7 @@ from pinyon.app.settings import Folders
 from pinyon.engine.errors import EngineCrashedError
 from pinyon.engine.events import FinishReason
 from pinyon.models.chat_template import Message
+from pinyon.models.store import Store
 
 
 @pytest.fixture(autouse=True)
@@ -319,7 +320,8 @@ def test_the_last_conversation_goes_on_with_whole_messages(asked, kept):
     assert (title, [text for _, text in path]) == ("One", ["Be brief.", "One", "Hello", "Two", "Again"])
 
 
-def test_a_conversation_goes_on_with_its_own_model(monkeypatch):
+def test_a_conversation_goes_on_with_its_own_model(monkeypatch, folders, tiny):
+    Store(folders.models).add(tiny, "first")
     faked(monkeypatch, AskedModel(says("x"), name="first"))
     called(command, "-m", "given", "One")
     backend = faked(monkeypatch, AskedModel(says("x")))

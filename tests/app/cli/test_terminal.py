@@ -12,7 +12,7 @@ HOSTILE = "a\x00\x1b[2J\x07\r\x7f\x9b2J\x85\u202eb\u2066c"
 
 def test_what_a_terminal_would_obey_becomes_a_sign():
     assert printable(HOSTILE) == "a\u2400\u241b[2J\u2407\u240d\u2421\ufffd2J\ufffd\ufffdb\ufffdc"
-    harmless = "line\n\ttab 👩\u200d🔬 می\u200cخواهم e\u0301 \u05d0"
+    harmless = "line\n\ttab 👩\u200d🔬 \u0645\u06cc\u200c\u062e\u0648 e\u0301 \u05d0"
     assert printable(harmless) == harmless
 
 
