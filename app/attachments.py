@@ -3,6 +3,7 @@
 The same for the command line and for the chat. What is left out of a folder is told, never dropped silently.
 """
 
+import codecs
 import os
 import re
 import sys
@@ -103,13 +104,13 @@ def _of_bytes(name: str, data: bytes) -> Attachment:
     return Attachment(name, data.decode("utf-8-sig"), len(data))
 
 
-def _why_no_text(data: bytes) -> str:
-    """Return what bytes are that cannot be attached; empty for text."""
+def _why_no_text(data: bytes, *, is_cut: bool = False) -> str:
+    """Return what bytes are that cannot be attached; empty for text. What `is_cut` may end within a character."""
     kind = next((kind for first, kind in _KINDS.items() if data.startswith(first)), "")
     if (zero := data.find(b"\0")) >= 0:
         return kind or f"there is a zero byte at offset {zero:,}"
     try:
-        data.decode()
+        codecs.getincrementaldecoder("utf-8")().decode(data, final=not is_cut)
     except UnicodeDecodeError as error:
         return kind or f"byte 0x{data[error.start]:02x} at offset {error.start:,} is not UTF-8"
     return ""
@@ -127,11 +128,13 @@ def _folder(folder: Path) -> Attached:
         except OSError as error:
             left_out.append(f"{name} ({error.strerror})")
             continue
-        if reason := _why_no_text(data):
-            left_out.append(f"{name} ({reason})")
-            continue
         total_bytes += len(data)
-        if total_bytes > MAX_BYTES or len(attachments) == MAX_FILES:
+        is_cut = total_bytes > MAX_BYTES
+        if reason := _why_no_text(data, is_cut=is_cut):
+            left_out.append(f"{name} ({reason})")
+            total_bytes -= len(data)
+            continue
+        if is_cut or len(attachments) == MAX_FILES:
             raise UsageError(
                 f"{printable(folder)} has more than {MAX_FILES:,} files or {MAX_BYTES >> 20} MiB of text: attach parts of it"
             )

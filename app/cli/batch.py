@@ -14,7 +14,7 @@ import msgspec
 from pinyon.app.cli import completion
 from pinyon.app.cli.answer import Stats
 from pinyon.app.cli.batch_files import Answered, Question, answers, read_questions
-from pinyon.app.cli.exchange import on_interrupt
+from pinyon.app.cli.ending import on_interrupt
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.first_model import offer_a_model
 from pinyon.app.cli.progress import counting, loading

@@ -14,6 +14,7 @@ import click
 from pinyon.app.cli import completion
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.first_model import offer_a_model
+from pinyon.app.cli.terminal import tell
 from pinyon.app.default_model import model_before
 from pinyon.app.errors import UsageError
 from pinyon.app.first_run import is_first_run
@@ -81,7 +82,7 @@ async def _chat(chat: Chat) -> ExitCode:
     from pinyon.app.history.history import History  # noqa: PLC0415
 
     is_kept = chat.settings.history and not chat.private
-    with History(chat.folders.history_file) if is_kept else History.in_memory() as history:
+    with History(chat.folders.history_file, tell) if is_kept else History.in_memory() as history:
         before = _before(chat, history)
         conversation = None if before is None else before.id
         model = chat.model

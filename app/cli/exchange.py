@@ -2,21 +2,21 @@
 
 import asyncio
 import contextlib
-import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pinyon.app.ask import Ask, Chat, RawText
 from pinyon.app.attachments import Attachment, fenced
 from pinyon.app.cli.answer import Answer, Stats
+from pinyon.app.cli.ending import at, on_interrupt
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.progress import loading
-from pinyon.app.cli.terminal import printable
+from pinyon.app.cli.terminal import printable, tell
 from pinyon.app.default_model import model_before
 from pinyon.app.errors import AnswerError, AppError, GenerationFailedError, UsageError
 from pinyon.app.settings import Folders, Settings
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from pinyon.app.history.history import History
     from pinyon.app.history.records import Conversation
     from pinyon.app.service import Model
-
-AGAIN_S: Final = 0.2
-"""Until an answer that goes on in spite of a cancel is cancelled again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +111,14 @@ async def ready(wish: Wish) -> "AsyncIterator[tuple[Model, History, Conversation
                         f"the model was not loaded within the {wish.timeout_s:g} s of --timeout"
                     ) from None
             if before is not None and wish.model is None and model.name != before.model:
-                _tell(f"{model.name} answers: {before.model}, which did so before, is not here by that name")
+                tell(f"{model.name} answers: {before.model}, which did so before, is not here by that name")
             yield model, history, before
 
 
 def _history(wish: Wish) -> "History":
     from pinyon.app.history.history import History  # noqa: PLC0415  brings SQLite
 
-    return History(wish.folders.history_file, _tell) if wish.is_kept else History.in_memory()
-
-
-def _tell(text: str) -> None:
-    print(f"pinyon: {printable(text)}", file=sys.stderr)
+    return History(wish.folders.history_file, tell) if wish.is_kept else History.in_memory()
 
 
 def asked(wish: Wish, history: "History", before: "Conversation | None") -> tuple[Ask, int | None]:
@@ -196,7 +189,7 @@ async def _generate(
 
     assert ask.conversation is not None
     updates = written(history, model, ask.conversation, parent, ask)
-    with on_interrupt(cancel), _at(deadline, cancel) as alarm:
+    with on_interrupt(cancel), at(deadline, cancel) as alarm:
         async with contextlib.aclosing(updates):
             async for _, event in updates:
                 match event:
@@ -207,58 +200,3 @@ async def _generate(
                     case Failed():
                         raise GenerationFailedError(event)
     raise AssertionError("every request ends in Finished or Failed")
-
-
-@contextlib.contextmanager
-def on_interrupt(stop: Callable[[], Coroutine[None, None, None]]) -> Iterator[None]:
-    """Let the first Ctrl+C end the answer in good order; a second one ends the program."""
-    loop = asyncio.get_running_loop()
-    stopping: set[asyncio.Task[None]] = set()
-
-    def interrupt() -> None:
-        loop.remove_signal_handler(signal.SIGINT)
-        stopping.add(loop.create_task(_insist(stop)))
-
-    try:
-        loop.add_signal_handler(signal.SIGINT, interrupt)
-    except NotImplementedError:  # Windows: Ctrl+C ends the program
-        yield
-        return
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        for task in stopping:
-            task.cancel()
-
-
-async def _insist(stop: Callable[[], Coroutine[None, None, None]]) -> None:
-    """Stop until that has worked: a request that is still being rendered is not known to the engine yet."""
-    while True:
-        await stop()
-        await asyncio.sleep(AGAIN_S)
-
-
-@dataclass(slots=True)
-class _Alarm:
-    is_over: bool = False
-
-
-@contextlib.contextmanager
-def _at(deadline: float | None, stop: Callable[[], Coroutine[None, None, None]]) -> Iterator[_Alarm]:
-    """Call `stop` at a time of the monotonic clock, unless the context has ended before."""
-    alarm = _Alarm()
-    if deadline is None:
-        yield alarm
-        return
-
-    async def ring() -> None:
-        await asyncio.sleep(deadline - time.monotonic())
-        alarm.is_over = True
-        await _insist(stop)
-
-    task = asyncio.create_task(ring())
-    try:
-        yield alarm
-    finally:
-        task.cancel()

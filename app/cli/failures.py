@@ -1,17 +1,15 @@
 """Exit codes are an interface. Which error ends a command with which code, and the one line that the user reads."""
 
-import contextlib
-import sys
 import traceback
 from enum import IntEnum
 from pathlib import Path
 
+from pinyon.app.cli.terminal import tell
 from pinyon.app.errors import AnswerError, AppError, BusyError, GenerationFailedError, ModelSlotError, ServerError
 from pinyon.app.history.errors import HistoryFileError
 from pinyon.app.settings import Folders
 from pinyon.engine.errors import EngineError
 from pinyon.engine.events import FailureKind
-from pinyon.models.disk import printable
 from pinyon.models.errors import ModelError, TemplateError
 
 
@@ -49,15 +47,10 @@ def report(error: Exception) -> ExitCode:
             code = ExitCode.FAILED
         case _:
             log = _log_fault(error)
-            _tell(f"a fault in Pinyon itself ({type(error).__name__}: {error}); see {log}")
+            tell(f"a fault in Pinyon itself ({type(error).__name__}: {error}); see {log}")
             return ExitCode.FAILED
-    _tell(str(error))
+    tell(str(error))
     return code
-
-
-def _tell(message: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads stderr: the exit code tells
-        print(f"pinyon: {printable(message)}", file=sys.stderr, flush=True)
 
 
 def _log_fault(error: Exception) -> Path | None:

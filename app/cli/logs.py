@@ -11,7 +11,7 @@ from typing import Final
 import click
 import msgspec
 
-from pinyon.app.cli.terminal import for_stdout, print_json, printable
+from pinyon.app.cli.terminal import for_stdout, print_json, printable, tell
 from pinyon.app.errors import AppError, UsageError
 from pinyon.app.history import export
 from pinyon.app.history.errors import HistoryFileError, NoConversationError
@@ -47,7 +47,7 @@ def command(context: click.Context) -> None:
 @_count
 @_json
 def list_(count: int, as_json: bool) -> None:
-    """List conversations, the latest first: ID, time, number of messages, model, title."""
+    """List conversations, the latest first. Shown are ID, time, number of messages, model and title."""
     with _history() as history:
         listed = history.conversations(limit=count)
     if as_json:
@@ -62,7 +62,7 @@ def list_(count: int, as_json: bool) -> None:
 @_reasoning
 @_json
 def show(id: str | None, reasoning: bool, as_json: bool) -> None:  # noqa: A002  the name is shown in the help
-    """Show a conversation as it stands: of several answers to a message, the one used last. --json has all of them."""
+    """Show a conversation as it stands. Of several answers to a message that is the one used last; --json has all."""
     with _history() as history:
         conversation = _named(history, id)
         tree = history.tree(conversation.id)
@@ -104,7 +104,7 @@ def search(words: tuple[str, ...], role: str | None, model: str | None, count: i
 )
 @_reasoning
 def export_(ids: tuple[str, ...], form: str, reasoning: bool) -> None:
-    """Print conversations as Markdown, as JSON Lines with OpenAI's messages, or as one HTML file that needs nothing else."""
+    """Print conversations as Markdown, JSON Lines or HTML. JSON Lines hold OpenAI's messages; HTML needs no other file."""
     if form == "html" and len(ids) > 1:
         raise UsageError(f"an HTML file holds one conversation: export the {len(ids)} one by one")
     with _history() as history:
@@ -147,7 +147,7 @@ def undelete(id: str) -> None:  # noqa: A002
 
 
 def _history() -> History:
-    return History(Folders.of_user().history_file, _tell)
+    return History(Folders.of_user().history_file, tell)
 
 
 @contextlib.contextmanager
@@ -158,10 +158,6 @@ def _changing() -> Iterator[History]:
         history.flush()
         if history.why_not_saved:
             raise HistoryFileError(f"nothing was changed: {history.why_not_saved}")
-
-
-def _tell(trouble: str) -> None:
-    print(f"pinyon: {printable(trouble)}", file=sys.stderr)
 
 
 def _named(history: History, id_: str | None) -> Conversation:
@@ -186,7 +182,7 @@ async def _forget_computed(conversations: Sequence[str]) -> None:
             try:
                 await backend.forget(conversation)
             except (AppError, EngineError, OSError, sqlite3.Error) as error:
-                _tell(f"not all that was computed for {conversation} was deleted: {error}")
+                tell(f"not all that was computed for {conversation} was deleted: {error}")
 
 
 def _time(at_s: float) -> str:

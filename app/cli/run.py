@@ -170,7 +170,7 @@ def command(
         {
             f"-i goes on with what was kept, and nothing is kept with {_KEEPS_NOTHING}": interactive and not is_kept,
             "-i goes on after an answer, and --dry-run gives none": interactive and is_dry,
-            "-i needs a terminal": interactive and not sys.stdout.isatty(),
+            "-i needs a terminal": interactive and not (sys.stdout.isatty() and sys.stderr.isatty()),
             f"-c goes on with what was kept, and nothing is kept with {_KEEPS_NOTHING}": continues and not is_kept,
             "-c sends messages, which need the chat template that --no-template leaves out": continues and no_template,
             "-c goes on with a conversation that has its instructions: leave out --system": continues and has_system,

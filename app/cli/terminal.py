@@ -1,5 +1,6 @@
 """Text that other people or models wrote must not drive the user's terminal."""
 
+import contextlib
 import sys
 
 import msgspec
@@ -26,3 +27,9 @@ def for_stdout(text: str) -> str:
 def print_json(value: object) -> None:
     """Print a value as one line of JSON on stdout; paths as text."""
     print(for_stdout(msgspec.json.encode(value, enc_hook=disk.printable).decode()), flush=True)
+
+
+def tell(text: str) -> None:
+    """Print one line on stderr; where nobody reads that, nothing happens."""
+    with contextlib.suppress(OSError):
+        print(f"pinyon: {disk.printable(text)}", file=sys.stderr, flush=True)

@@ -111,6 +111,16 @@ def test_a_folder_has_limits(monkeypatch, tmp_path):
         attached(str(tmp_path), urls=False)
 
 
+def test_a_character_that_the_limit_cuts_does_not_make_a_file_no_text(monkeypatch, tmp_path):
+    (tmp_path / "a.txt").write_text("x" * 10)
+    (tmp_path / "b.txt").write_text("é" * 10)
+    monkeypatch.setattr(attachments, "MAX_BYTES", 20)
+    with pytest.raises(UsageError, match="attach parts"):
+        attached(str(tmp_path), urls=False)
+    (tmp_path / "b.txt").write_bytes(b"\0" * 20)
+    assert attached(str(tmp_path), urls=False).left_out == (f"{tmp_path}/b.txt (there is a zero byte at offset 0)",)
+
+
 def test_a_folder_without_text_is_no_attachment(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"\0")
     with pytest.raises(UsageError, match="no text file"):

@@ -73,6 +73,13 @@ def test_a_conversation_goes_on_with_its_own_model(home, tiny):
     assert models == ["first", "first"]
 
 
+def test_a_damaged_history_that_was_set_aside_is_told(home, tiny):
+    pinyon(home, "add", tiny, "--name", "tiny", check=True)
+    (home / "data" / "history.db").write_bytes(b"damaged")
+    done = pinyon(home, "chat", "--plain", stdin=b"", check=True)
+    assert "history.db.corrupt-1" in done.stderr.decode()
+
+
 @pytest.mark.model
 def test_a_plain_chat_in_a_pipe(talking):
     done = pinyon(talking, "chat", "--plain", stdin=b"/params temperature=0 max_tokens=8\nWhat is 1 + 1?\n", check=True)

@@ -1,8 +1,12 @@
-"""A backend whose model runs a real engine on the fakes; loading and dying are the test's."""
+"""A backend whose model runs a real engine on the fakes, for the chat and for commands; loading and dying are the test's."""
 
 import asyncio
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Self
 
+import click
 from fake_service import FakeModel
 
 from pinyon.app.ask import Ask
@@ -59,3 +63,21 @@ class FakeBackend:
     async def forget(self, conversation: str) -> Removed:
         self.forgotten.append(conversation)
         return Removed()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._model.close()
+
+
+def called(command: click.Command, *arguments: object) -> int:
+    """Call a command as main does; return its exit code, or raise what it raises."""
+    return command.main([str(argument) for argument in arguments], standalone_mode=False) or 0
+
+
+def faked(monkeypatch, model: ChatModel) -> FakeBackend:
+    """Let commands that are called from now on in the test's own process find this model."""
+    backend = FakeBackend(model)
+    monkeypatch.setitem(sys.modules, "pinyon.app.backend", SimpleNamespace(Backend=lambda *_: backend))
+    return backend

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 from command_line import pinyon
+from fake_backend import ChatModel, called, faked
 from fake_service import says
-from faked_backend import AskedModel, called, faked
 
 from pinyon.app.cli.batch import AT_ONCE, command
 from pinyon.app.cli.failures import ExitCode
@@ -37,7 +37,7 @@ def batch(here, monkeypatch):
 
     def run(*lines, arguments=(), model=None, code=ExitCode.OK):
         (here / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
-        faked(monkeypatch, model or AskedModel(echo))
+        faked(monkeypatch, model or ChatModel(echo))
         assert called(command, "in.jsonl", "out.jsonl", "-m", "fake", *arguments) == code
         return written(here)
 
@@ -66,7 +66,7 @@ def test_a_terminal_sees_how_far_it_is(batch, capsys, monkeypatch):
 
 
 def test_answers_come_several_at_once(batch):
-    model = AskedModel(echo, sequence_ids=AT_ONCE)
+    model = ChatModel(echo, sequence_ids=AT_ONCE)
     most = 0
     step = model.step
 
@@ -84,7 +84,7 @@ def test_answers_come_several_at_once(batch):
 
 
 def test_options_reach_the_model(batch):
-    model = AskedModel(echo)
+    model = ChatModel(echo)
     arguments = ["-s", "Be brief.", "-o", "seed=3", "--private", "--no-cache", "--schema", "name"]
     batch({"prompt": "a"}, arguments=arguments, model=model)
     (ask,) = model.asked
@@ -95,7 +95,7 @@ def test_options_reach_the_model(batch):
 
 def test_what_is_answered_is_not_asked_again(batch, capsys):
     batch({"prompt": "a"}, {"prompt": "b"})
-    model = AskedModel(echo)
+    model = ChatModel(echo)
     assert batch({"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"}, model=model) == {1: "aaa", 2: "bbb", 3: "ccc"}
     assert len(model.asked) == 1
     assert capsys.readouterr().err.endswith("3 of 3 answered, 0 failed\n")
@@ -105,7 +105,7 @@ def test_a_line_that_a_kill_cut_off_is_answered_again(batch, here):
     batch({"prompt": "a"}, {"prompt": "b"})
     data = (here / "out.jsonl").read_bytes()
     (here / "out.jsonl").write_bytes(data[:-20])
-    model = AskedModel(echo)
+    model = ChatModel(echo)
     assert batch({"prompt": "a"}, {"prompt": "b"}, model=model) == {1: "aaa", 2: "bbb"}
     assert len(model.asked) == 1
 
@@ -126,14 +126,14 @@ def test_a_failure_costs_its_own_line_only_and_can_be_tried_again(batch, capsys)
         return echo(request_id, tokens, generated)
 
     lines = [{"prompt": "b"}]
-    with_failure = AskedModel(fails_at_b)
+    with_failure = ChatModel(fails_at_b)
     assert batch(*lines, model=with_failure, code=ExitCode.FAILED) == {}
     assert capsys.readouterr().err == "pinyon: 1: gone\u241b\npinyon: 0 of 1 answered, 1 failed\n"
     assert batch(*lines, {"prompt": "a"}) == {1: "bbb", 2: "aaa"}
 
 
 def test_a_prompt_that_does_not_fit_is_told(batch, capsys):
-    model = AskedModel(echo, cells=64)
+    model = ChatModel(echo, cells=64)
     assert batch({"prompt": "a" * 100}, {"prompt": "a"}, model=model, code=ExitCode.FAILED) == {2: "aaa"}
     assert "pinyon: 1: " in capsys.readouterr().err
 
@@ -147,7 +147,7 @@ def test_ctrl_c_keeps_what_is_answered_and_the_next_run_goes_on(batch, here, cap
             return letter  # for ever
         return letter
 
-    model = AskedModel(interrupts)
+    model = ChatModel(interrupts)
     lines = [{"prompt": letter} for letter in "abc"]
 
     async def slowly():

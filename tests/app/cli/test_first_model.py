@@ -7,7 +7,7 @@ import click
 import pytest
 from command_line import assert_refused, pinyon
 
-from pinyon.app.cli import first_model, pull
+from pinyon.app.cli import pull
 from pinyon.app.cli.first_model import offer_a_model
 from pinyon.app.first_run import offer
 from pinyon.app.settings import Folders, Settings
@@ -82,7 +82,3 @@ def test_pinyon_alone_offers_a_model_and_later_shows_its_commands(tmp_path, tiny
     assert assert_refused(pinyon(tmp_path), 3) == offer() + "\n"
     pinyon(tmp_path, "add", tiny, check=True)
     assert_refused(pinyon(tmp_path), 2, "Usage:", "Commands:", "run", "batch")
-
-
-def test_the_offer_is_from_the_catalogue(monkeypatch):
-    assert first_model.STARTER in offer()

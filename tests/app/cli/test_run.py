@@ -7,11 +7,11 @@ import pty
 import sys
 
 import pytest
+from fake_backend import ChatModel, called, faked
 from fake_service import THINK, raises, says
-from faked_backend import AskedModel, called, faked
 
 from pinyon.app.ask import Chat, RawText, SamplingChoice
-from pinyon.app.cli import chat, exchange, prompt_sources
+from pinyon.app.cli import chat, ending, prompt_sources
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.run import command
 from pinyon.app.errors import AnswerError, GenerationFailedError, UsageError
@@ -19,6 +19,7 @@ from pinyon.app.history.history import History
 from pinyon.app.history.records import Attached, Role, State
 from pinyon.app.settings import Folders
 from pinyon.engine.errors import EngineCrashedError
+from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import FinishReason
 from pinyon.models.chat_template import Message
 from pinyon.models.store import Store
@@ -38,7 +39,7 @@ def asked(monkeypatch):
     """Call `pinyon run -m fake` with arguments, over a model that says a text; return its exit code and the model."""
 
     def run(*arguments, answer="Hello", model=None, code=ExitCode.OK):
-        model = model or AskedModel(says(answer))
+        model = model or ChatModel(says(answer))
         faked(monkeypatch, model)
         assert called(command, "-m", "fake", *arguments) == code
         return model
@@ -71,6 +72,21 @@ def last_answer(folders):
         history.close()
 
 
+ESTIMATE = Estimate(100, resident=60, ram=10, disk=20, compute_s=0.25, restore_s=0.5, is_measured=True)
+
+
+class EstimatedModel(ChatModel):
+    """Has the same estimate for every ask; `estimated` are the asks."""
+
+    def __init__(self):
+        super().__init__(says("x"))
+        self.estimated = []
+
+    async def estimate(self, ask):
+        self.estimated.append(ask)
+        return ESTIMATE
+
+
 def messages(model):
     return [(message.role, message.content) for message in model.asked[-1].prompt.messages]
 
@@ -97,7 +113,7 @@ def test_json(asked, capsys, arguments):
 
 
 def test_json_lines(asked, capsys):
-    asked("x", "--format", "jsonl", model=AskedModel(says("<think>hm</think>Hi"), reasoning=THINK))
+    asked("x", "--format", "jsonl", model=ChatModel(says("<think>hm</think>Hi"), reasoning=THINK))
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert "".join(line["text"] for line in lines if line["type"] == "reasoning") == "hm"
     assert "".join(line["text"] for line in lines if line["type"] == "text") == "Hi"
@@ -121,10 +137,10 @@ def test_stats_are_a_line_on_stderr_also_of_an_answer_without_code(asked, capsys
 
 def test_reasoning_is_hidden_from_the_terminal_where_that_is_wanted(asked, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    thinking = AskedModel(says("<think>hm</think>Hi"), reasoning=THINK)
+    thinking = ChatModel(says("<think>hm</think>Hi"), reasoning=THINK)
     asked("x", model=thinking)
     assert capsys.readouterr() == ("Hi\n", "\x1b[2mh\x1b[0m\x1b[2mm\x1b[0m\n\n")
-    asked("x", "-R", model=AskedModel(says("<think>hm</think>Hi"), reasoning=THINK))
+    asked("x", "-R", model=ChatModel(says("<think>hm</think>Hi"), reasoning=THINK))
     assert capsys.readouterr() == ("Hi\n", "")
 
 
@@ -179,9 +195,9 @@ def test_a_template_fills_prompt_instructions_options_and_model(monkeypatch, fol
         'prompt = "In $language: $input"\nsystem = "As $who."\nmodel = "other"\nextract = true\n'
         '[options]\ntemperature = 0.1\ntop_k = 3\n[defaults]\nlanguage = "French"\n'
     )
-    backend = faked(monkeypatch, model := AskedModel(says("```\nvite\n```")))
+    backend = faked(monkeypatch, model := ChatModel(says("```\nvite\n```")))
     assert called(command, "-t", "ask", "-p", "who=a poet", "-o", "top_k=9", "quick") == 0
-    assert backend.loads == [("other", None)]
+    assert backend.loads == ["other"]
     assert messages(model) == [("system", "As a poet."), ("user", "In French: quick")]
     assert model.asked[-1].sampling == SamplingChoice(temperature=0.1, top_k=9)
     assert capsys.readouterr().out == "vite\n"
@@ -198,7 +214,7 @@ def test_a_schema_is_a_grammar_and_a_cut_off_answer_is_no_json(asked, capsys):
 
 
 def test_a_time_limit_ends_the_answer_and_keeps_what_is_there(asked, capsys, folders):
-    model = AskedModel(says("abc" * 1000))
+    model = ChatModel(says("abc" * 1000))
     model.unpaused.clear()
 
     async def steps():
@@ -224,8 +240,8 @@ def test_a_time_limit_ends_the_answer_and_keeps_what_is_there(asked, capsys, fol
 
 
 def test_a_time_limit_that_passes_before_the_engine_knows_the_request_ends_it_too(asked, monkeypatch):
-    monkeypatch.setattr(exchange, "AGAIN_S", 0.01)
-    model = AskedModel(says("abc" * 100_000), cells=400_000)
+    monkeypatch.setattr(ending, "AGAIN_S", 0.01)
+    model = ChatModel(says("abc" * 100_000), cells=400_000)
     generate = model.generate
 
     async def rendered_slowly(ask):
@@ -246,8 +262,8 @@ def test_nothing_goes_on_where_nothing_is_kept(asked, monkeypatch):
 
 
 def test_a_time_limit_counts_the_load(monkeypatch, capsys):
-    backend = faked(monkeypatch, AskedModel(says("x")))
-    backend.loading = lambda: asyncio.sleep(60)
+    backend = faked(monkeypatch, ChatModel(says("x")))
+    backend.ready.clear()
     with pytest.raises(AnswerError, match=r"not loaded within the 0\.05 s"):
         called(command, "-m", "fake", "x", "--timeout", "0.05")
     assert capsys.readouterr().out == ""
@@ -260,7 +276,7 @@ def test_a_time_limit_that_is_not_reached_changes_nothing(asked, capsys):
 
 def test_a_dry_run_tells_what_the_prompt_would_cost_and_keeps_nothing(asked, capsys, kept, tmp_path):
     (tmp_path / "a.txt").write_text("hm\n")
-    model = asked("-f", "a.txt", "x", "--dry-run")
+    model = asked("-f", "a.txt", "x", "--dry-run", model=EstimatedModel())
     assert capsys.readouterr().out == (
         "model    fake, context 4,096 tokens\n"
         "prompt   100 tokens\n"
@@ -268,7 +284,7 @@ def test_a_dry_run_tells_what_the_prompt_would_cost_and_keeps_nothing(asked, cap
         "cached   90 tokens: 60 in the context, 10 in RAM, 20 on disk\n"
         "begins   after 0.8 s\n"
     )
-    asked("x", "--dry-run", "--json")
+    asked("x", "--dry-run", "--json", model=EstimatedModel())
     assert json.loads(capsys.readouterr().out) == {
         "model": "fake",
         "context_tokens": 4096,
@@ -292,7 +308,7 @@ def test_a_run_is_kept_with_how_it_was_answered(asked, folders, kept):
     message = last_answer(folders)
     assert (message.state, message.conversation) == (State.COMPLETE, model.asked[-1].conversation)
     answered = message.answered
-    assert (answered.model, answered.digest, answered.finish_reason) == ("fake", "d1" * 32, FinishReason.STOP)
+    assert (answered.model, answered.digest, answered.finish_reason) == ("fake", "ab" * 32, FinishReason.STOP)
     assert (answered.settings, answered.usage.completion_tokens) == (SamplingChoice(seed=4), 5)
 
 
@@ -322,16 +338,16 @@ def test_the_last_conversation_goes_on_with_whole_messages(asked, kept):
 
 def test_a_conversation_goes_on_with_its_own_model(monkeypatch, folders, tiny):
     Store(folders.models).add(tiny, "first")
-    faked(monkeypatch, AskedModel(says("x"), name="first"))
+    faked(monkeypatch, ChatModel(says("x"), name="first"))
     called(command, "-m", "given", "One")
-    backend = faked(monkeypatch, AskedModel(says("x")))
+    backend = faked(monkeypatch, ChatModel(says("x")))
     called(command, "-c", "Two")
-    assert backend.loads == [("first", None)]
+    assert backend.loads == ["first"]
 
 
 def test_a_question_without_an_answer_is_not_asked_again(asked, kept, folders):
     asked("One")
-    crash = AskedModel(raises(0, EngineCrashedError("gone")))
+    crash = ChatModel(raises(0, EngineCrashedError("gone")))
     with pytest.raises(GenerationFailedError, match="gone"):
         asked("-c", "Two", model=crash)
     assert (last_answer(folders).state, last_answer(folders).error) == (State.FAILED, "gone")
@@ -340,18 +356,9 @@ def test_a_question_without_an_answer_is_not_asked_again(asked, kept, folders):
     assert [text for _, text in kept()[0][1]] == ["One", "Hello", "Three", "Hello"]
 
 
-def test_a_dry_run_counts_what_came_before(asked, monkeypatch):
+def test_a_dry_run_counts_what_came_before(asked):
     asked("One")
-    model = AskedModel(says("x"))
-    estimated = []
-
-    async def estimate(ask):
-        estimated.append(ask)
-        return model.estimates
-
-    model.estimate = estimate
-    asked("-c", "Two", "--dry-run", model=model)
-    (ask,) = estimated
+    (ask,) = asked("-c", "Two", "--dry-run", model=EstimatedModel()).estimated
     assert ask.prompt == Chat((Message("user", "One"), Message("assistant", "Hello"), Message("user", "Two")))
 
 
@@ -417,6 +424,9 @@ def test_other_options_need_a_prompt(terminal, monkeypatch):
 
 def test_the_chat_goes_on_after_the_answer(terminal, asked, capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    with pytest.raises(UsageError, match="-i needs a terminal"):
+        asked("-i", "Say")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     asked("-i", "Say")
     assert capsys.readouterr().out == "Hello\n"
     assert [(wanted.model, wanted.continues) for wanted in terminal] == [("fake", True)]
