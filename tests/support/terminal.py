@@ -19,13 +19,12 @@ MODES = ("1000", "1002", "1003", "1006", "1015", "1004", "2004", "1049")
 class Terminal:
     """`written` grows while the command runs."""
 
-    def __init__(self, process: subprocess.Popen[bytes], leader: int, follower: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], leader: int, modes_before: list[object]) -> None:
         self.process = process
         self.written = b""
         self._seen = 0
         self._leader = leader
-        self._follower = follower
-        self._before = termios.tcgetattr(follower)
+        self._before = modes_before
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -40,7 +39,7 @@ class Terminal:
     def ends(self, limit_s: float = 60) -> int:
         """Wait for the end of the command and of what it writes; return its exit code."""
         code = self.process.wait(limit_s)
-        time.sleep(0.1)  # the reader may be behind
+        self._reader.join(limit_s)
         return code
 
     @property
@@ -55,12 +54,13 @@ class Terminal:
     @property
     def is_as_before(self) -> bool:
         """Whether the line's settings are those that were there first."""
-        return termios.tcgetattr(self._follower) == self._before
+        return termios.tcgetattr(self._leader) == self._before
 
     def _until(self, condition, what: str, limit_s: float) -> None:
         end = time.monotonic() + limit_s
         while not condition():
-            assert time.monotonic() < end, f"not within {limit_s} s: {what}; there is {self.written[-2000:]!r}"
+            is_over = time.monotonic() > end or not self._reader.is_alive()
+            assert not is_over or condition(), f"not within {limit_s} s: {what}; there is {self.written[-2000:]!r}"
             time.sleep(0.02)
 
     def _read(self) -> None:
@@ -75,6 +75,7 @@ def terminal(
 ) -> Iterator[Terminal]:
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
+    before = termios.tcgetattr(leader)
     with subprocess.Popen(
         list(map(str, command)),
         stdin=follower,
@@ -83,10 +84,10 @@ def terminal(
         env={**environment, "TERM": "xterm-256color"},
         start_new_session=True,
     ) as process:
+        os.close(follower)
         try:
-            yield Terminal(process, leader, follower)
+            yield Terminal(process, leader, before)
         finally:
             process.kill()
             process.wait()
-            os.close(follower)
             os.close(leader)
