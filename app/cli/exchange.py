@@ -16,7 +16,7 @@ from pinyon.app.cli.answer import Answer, Stats
 from pinyon.app.cli.ending import at, on_interrupt
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.progress import loading
-from pinyon.app.cli.terminal import printable, tell
+from pinyon.app.cli.terminal import print_json, printable, tell
 from pinyon.app.default_model import model_before
 from pinyon.app.errors import AnswerError, AppError, GenerationFailedError, UsageError
 from pinyon.app.settings import Folders, Settings
@@ -75,7 +75,7 @@ async def exchange(wish: Wish, answer: Answer, *, with_stats: bool) -> ExitCode:
             answer.end(stats)
         finally:
             if with_stats:
-                print(msgspec.json.encode(stats).decode(), file=sys.stderr, flush=True)
+                print_json(stats, sys.stderr)
     if is_late:
         raise AnswerError(f"stopped after {wish.timeout_s:g} s, with {stats.completion_tokens:,} tokens of the answer")
     if wish.ask.grammar is not None and finished.reasons == (FinishReason.LENGTH,):

@@ -182,9 +182,6 @@ def command(
             and has_system,
         }
     )
-    pipe_is_needed = template.takes_input or not template.prompt
-    material = given(words, files, urls=settings.urls, pipe_is_needed=pipe_is_needed)
-    text, instructions = template.filled(material.text, named_values(map(argument_text, variables), "-p"))
     flags = {
         "temperature": temperature,
         "top_p": top_p,
@@ -196,12 +193,16 @@ def command(
     }
     choices = _choices(template, options, flags)
     shape = schema or template.schema
+    constraint = None if shape is None else grammar.json_schema(schema_of(shape))
+    pipe_is_needed = template.takes_input or not template.prompt
+    material = given(words, files, urls=settings.urls, pipe_is_needed=pipe_is_needed)
+    text, instructions = template.filled(material.text, named_values(map(argument_text, variables), "-p"))
     ask = Ask(
         prompt=_prompt(text, instructions if system is None else system, no_template),
         sampling=choices.sampling,
         max_tokens=choices.max_tokens,
         stop=tuple(map(argument_text, stop)),
-        grammar=None if shape is None else grammar.json_schema(schema_of(shape)),
+        grammar=constraint,
         use_cache=not no_cache,
         private=private,
         deterministic=deterministic or None,

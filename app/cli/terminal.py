@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from typing import TextIO
 
 import msgspec
 
@@ -24,9 +25,11 @@ def for_stdout(text: str) -> str:
     return printable(text) if sys.stdout.isatty() else text
 
 
-def print_json(value: object) -> None:
-    """Print a value as one line of JSON on stdout; paths as text."""
-    print(for_stdout(msgspec.json.encode(value, enc_hook=disk.printable).decode()), flush=True)
+def print_json(value: object, stream: TextIO | None = None) -> None:
+    """Print a value as one line of JSON, paths as text; on stdout where no stream is given."""
+    stream = sys.stdout if stream is None else stream
+    text = msgspec.json.encode(value, enc_hook=disk.printable).decode()
+    print(printable(text) if stream.isatty() else text, file=stream, flush=True)
 
 
 def tell(text: str) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import sys
+from types import SimpleNamespace
 
 import pytest
 from fake_backend import ChatModel, called, faked
@@ -231,8 +232,8 @@ def test_a_time_limit_ends_the_answer_and_keeps_what_is_there(asked, capsys, fol
         task.cancel()
 
     model.generate = stepping
-    with pytest.raises(AnswerError, match=r"stopped after 0\.2 s, with \d+ tokens of the answer"):
-        asked("x", "--timeout", "0.2", model=model)
+    with pytest.raises(AnswerError, match=r"stopped after 1 s, with \d+ tokens of the answer"):
+        asked("x", "--timeout", "1", model=model)
     printed = capsys.readouterr().out
     assert printed.endswith("\n")
     assert ("abc" * 1000).startswith(printed.rstrip("\n"))
@@ -430,6 +431,13 @@ def test_the_chat_goes_on_after_the_answer(terminal, asked, capsys, monkeypatch)
     asked("-i", "Say")
     assert capsys.readouterr().out == "Hello\n"
     assert [(wanted.model, wanted.continues) for wanted in terminal] == [("fake", True)]
+
+
+@pytest.mark.parametrize("arguments", [["-o", "seed=x"], ["--schema", "a b c"], ["-p", "a=b"]])
+def test_options_are_checked_before_a_pipe_is_read(asked, monkeypatch, arguments):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: pytest.fail("it is asked for")))
+    with pytest.raises(UsageError):
+        asked("x", *arguments)
 
 
 def test_a_silent_pipe_beside_a_prompt_is_left_out(asked, capsys, monkeypatch):

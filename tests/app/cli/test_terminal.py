@@ -23,3 +23,6 @@ def test_only_a_terminal_gets_signs(monkeypatch, capsys, is_terminal):
     print_json({"text": "\x9b2J", "path": Path("/a\udcff")})
     sign = "\ufffd" if is_terminal else "\x9b"
     assert capsys.readouterr().out == f'{{"text":"{sign}2J","path":"/a\\\\udcff"}}\n'
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
+    print_json("\x9b2J", sys.stderr)
+    assert capsys.readouterr() == ("", f'"{sign}2J"\n')
