@@ -113,7 +113,7 @@ class Actions:
         self._dialogue.answer_again(chosen)
 
     async def go_on(self, id: str) -> None:  # noqa: A002
-        self._dialogue.go_on(self._message(id, "an answer that was cut off", _is_cut))
+        self._dialogue.go_on(self._message(id, "an answer that was cut off", is_cut))
 
     async def previous(self, id: str) -> None:  # noqa: A002
         await self._dialogue.turn(self._message(id, "a message with branches", self._has_siblings), -1)
@@ -202,7 +202,7 @@ class Actions:
         return path, msgspec.structs.replace(choices, sampling=sampling), answer.answered.model
 
 
-def _is_cut(message: Message) -> bool:
+def is_cut(message: Message) -> bool:
     """Whether an answer has more to say: it was stopped, its process died, or it reached its limit."""
     at_limit = message.answered is not None and message.answered.finish_reason is FinishReason.LENGTH
     return message.role is Role.ASSISTANT and bool(message.text) and (at_limit or message.state in _CUT)

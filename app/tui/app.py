@@ -55,9 +55,9 @@ class ChatApp(App[None]):
                     yield SystemCommand(action.title, f"/{action.slash}", partial(self._chat.do, action.id))
 
     async def action_interrupt(self) -> None:
-        """Copy what is selected; else stop what goes on, and leave at the second time."""
+        """Copy what is selected, and no more of it; else stop what goes on, and leave at the second time."""
         now = time.monotonic()
-        if selected := self._selected_text():
+        if selected := self._take_selected():
             self._chat.do("copy_text", selected)
         elif now - self._interrupted_at < AGAIN_S:
             self.exit()
@@ -66,11 +66,15 @@ class ChatApp(App[None]):
             self._chat.do("stop")
             self._chat.told("Ctrl+C once more leaves")
 
-    def _selected_text(self) -> str:
+    def _take_selected(self) -> str:
+        """Return the selected text, which then is not selected any more."""
         focused = self.focused
-        if isinstance(focused, TextArea) and focused.selected_text:
-            return focused.selected_text
-        return self.screen.get_selected_text() or ""
+        if isinstance(focused, TextArea) and (selected := focused.selected_text):
+            focused.move_cursor(focused.cursor_location)
+        else:
+            selected = self.screen.get_selected_text() or ""
+            self.screen.clear_selection()
+        return selected
 
     def _use_theme(self, name: str | None) -> None:
         for theme in (DARK, LIGHT):

@@ -7,7 +7,6 @@ from pinyon.app.history.records import Role
 from pinyon.app.tui import clipboard
 from pinyon.app.tui.actions import Actions
 from pinyon.app.tui.editor import written_in_editor
-from pinyon.app.tui.gauges import Gauges
 from pinyon.app.tui.search_screen import SearchScreen
 from pinyon.app.tui.sidebar import Sidebar
 from pinyon.app.tui.themes import DARK, LIGHT
@@ -92,8 +91,11 @@ class ScreenActions(Actions):
     async def messages(self, _argument: str) -> None:
         self._screen.transcript.focus()
 
+    async def reasoning(self, _argument: str) -> None:
+        self._screen.transcript.action_toggle_reasoning()
+
     async def gauges(self, _argument: str) -> None:
-        gauges = self._screen.query_one(Gauges)
+        gauges = self._screen.gauges
         gauges.display = not gauges.display
 
     async def theme(self, _argument: str) -> None:

@@ -229,11 +229,20 @@ class Transcript(LiveMessages):
         """The message that was chosen."""
         return self._chosen
 
+    async def choose(self, message: int | None) -> None:
+        """Choose a message and bring its beginning to the screen; None chooses none, and follows the end."""
+        self._mark(message)
+        if message is None:
+            await self.action_follow()
+        else:
+            self.hold(await self.show_index([shown.id for shown in self.messages].index(message)))
+
     def act(self, action: MessageAction) -> None:
-        """Ask for an action on the chosen message, else on the last, where it has that action."""
-        shown = next((shown for shown in reversed(self.messages) if self._chosen in (None, shown.id)), None)
-        if shown is not None and action in actions_of(shown):
-            self.post_message(self.Action(shown.id, action))
+        """Ask for an action on the chosen message, if it has that action; else on the last one that has."""
+        for shown in reversed(self.messages):
+            if self._chosen in (None, shown.id) and action in actions_of(shown):
+                self.post_message(self.Action(shown.id, action))
+                return
 
     def action_act(self, action: str) -> None:
         self.act(MessageAction(action))
@@ -279,8 +288,7 @@ class Transcript(LiveMessages):
             self._mark(view.shown.id)
             self.scroll_to_widget(view, animate=False)
         else:
-            self._mark(None)
-            await self.action_follow()
+            await self.choose(None)
 
     def _mark(self, message: int | None) -> None:
         self._chosen = message

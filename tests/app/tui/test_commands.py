@@ -76,4 +76,4 @@ def test_completions_are_those_that_begin_so():
 def test_the_help_names_every_action_with_the_keys_in_force():
     lines = help_text(keymap({"search": "f7"})).splitlines()
     assert len(lines) == len(ACTIONS)
-    assert lines[4].split(maxsplit=3) == ["f7", "/search", "[WORDS]", "Search all conversations"]
+    assert lines[4].split(maxsplit=2) == ["/search", "[WORDS]", "Search all conversations (f7)"]

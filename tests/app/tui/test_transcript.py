@@ -114,7 +114,7 @@ async def test_a_cut_answer_goes_on_in_its_place() -> None:
         transcript.begin(said(2, "first half,", state=State.STREAMING))
         transcript.append(" second half")
         await settle(pilot)
-        assert [row.strip() for row in app.rows[:3]] == ["first half, second half", "", "message 4"]
+        assert [row.strip() for row in app.rows[:3]] == ["first half, second half", "answering…", ""]
         transcript.finish(said(2, "first half, second half"))
         await settle(pilot)
         assert [row.strip() for row in app.rows[:3]] == ["first half, second half", "", "message 4"]
@@ -292,7 +292,7 @@ async def test_scrolling_where_all_is_visible_does_not_stop_following() -> None:
         transcript.begin(Shown(2, Role.ASSISTANT, state=State.STREAMING))
         transcript.append("line\n" * 100 + "end")
         await settle(pilot)
-        assert app.rows[-2].strip().endswith("end")
+        assert [row.strip() for row in app.rows[-3:-1]] == ["end", "answering…"]
 
 
 async def test_resizing_keeps_the_place_and_everything_in_it() -> None:
