@@ -1,7 +1,7 @@
 """The chat as a Textual application: themes, keys, the palette, and how it is left."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import ClassVar, Final
 
@@ -41,8 +41,7 @@ class ChatApp(App[None]):
         self._chat = chat
         self._interrupted_at = 0.0
         self._use_theme(settings.theme)
-        commands.keymap(settings.keys)
-        self.set_keymap(settings.keys)
+        self._use_keys(settings.keys)
 
     def get_default_screen(self) -> Screen[None]:
         return self._chat
@@ -75,6 +74,13 @@ class ChatApp(App[None]):
             selected = self.screen.get_selected_text() or ""
             self.screen.clear_selection()
         return selected
+
+    def _use_keys(self, keys: Mapping[str, str]) -> None:
+        commands.keymap(keys)
+        self.set_keymap(keys)
+        for action in commands.ACTIONS:
+            if not action.key and action.id in keys:  # a keymap changes keys, it gives none
+                self.bind(keys[action.id], f"screen.do('{action.id}')", description=action.title, show=False)
 
     def _use_theme(self, name: str | None) -> None:
         for theme in (DARK, LIGHT):

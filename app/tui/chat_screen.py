@@ -51,7 +51,7 @@ def _bindings() -> list[BindingType]:
             f"do('{action.id}')",
             action.label or action.title,
             show=bool(action.label),
-            priority=len(action.key) > 1 and action.key != "escape",
+            priority=action.id not in commands.MAY_BE_LETTERS,
             id=action.id,
         )
         for action in commands.ACTIONS
@@ -376,8 +376,8 @@ class ChatScreen(Screen[None]):
             for action in commands.completions(self.prompt.text)[:MAX_COMPLETIONS]
         ]
         if self._edited is not None:
-            cost = self._edit_cost or "enter sends it as another branch"
-            lines.append(f"editing: {cost}; escape leaves it as it was")
+            lines.append("editing: enter sends it as another branch, escape leaves it as it was")
+            lines += [self._edit_cost] if self._edit_cost else []
         lines += reports.status(self.dialogue)
         status = self.query_one("#status", Static)
         status.display = bool(lines)

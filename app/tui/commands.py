@@ -61,6 +61,8 @@ BOUND_ELSEWHERE: Final = frozenset(
     ("send", "newline", "edit", "regenerate", "go_on", "previous", "next", "copy", "delete")
 )
 """Whose keys mean this only in the prompt, or only among the messages."""
+MAY_BE_LETTERS: Final = (BOUND_ELSEWHERE - {"send", "newline"}) | {"undo", "stop"}
+"""Whose keys act only where nothing is typed."""
 _BY_ID: Final = {action.id: action for action in ACTIONS}
 _BY_SLASH: Final = {action.slash: action for action in ACTIONS if action.slash}
 
@@ -69,7 +71,7 @@ def keymap(keys: Mapping[str, str]) -> dict[str, str]:
     """Return the key of every action that has one, the user's over the table's.
 
     Raises:
-        SettingsError: an unknown action, none of its keys, or one key for two actions.
+        SettingsError: an unknown action, none of its keys, one key for two actions, or a letter for one that acts in the prompt.
     """
     if unknown := keys.keys() - _BY_ID.keys():
         raise SettingsError(f"[keys]: there is no action {min(unknown)!r}; the actions are {', '.join(_BY_ID)}")
@@ -79,6 +81,10 @@ def keymap(keys: Mapping[str, str]) -> dict[str, str]:
     owners: dict[str, str] = {}
     for action, names in chosen.items():
         for key in filter(None, (name.strip() for name in names.split(","))):
+            if len(key) == 1 and action not in MAY_BE_LETTERS:
+                raise SettingsError(
+                    f"[keys]: {key!r} for {action!r} could not be typed any more; take f4, or ctrl and a letter"
+                )
             if (other := owners.setdefault(key, action)) != action:
                 raise SettingsError(
                     f"[keys]: {key!r} is set for {other!r} and for {action!r}; give one of them another key"

@@ -187,6 +187,15 @@ async def test_keys_follow_the_settings(tmp_path):
         assert not sidebar.display
 
 
+async def test_an_action_without_a_key_can_be_given_one(tmp_path):
+    async with running(FakeChat(tmp_path, says("Aye."), settings=Settings(keys={"cache": "f9"}))) as chat:
+        await chat.pilot.press("f9")
+        await chat.until(lambda: chat.app.screen is not chat.screen)
+        assert dialog_text(chat) == "No answer here has figures yet."
+        await chat.pilot.press("f9", "escape")
+        await chat.until(lambda: chat.app.screen is chat.screen)
+
+
 @pytest.mark.parametrize("settings", [Settings(keys={"serach": "f8"}), Settings(theme="mauve")])
 def test_settings_that_cannot_be_followed_are_refused(tmp_path, settings):
     with pytest.raises(SettingsError, match=r"serach|mauve"):

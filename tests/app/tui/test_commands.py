@@ -24,6 +24,8 @@ def test_a_key_of_the_settings_takes_the_place_of_the_tables():
     [
         ({"serach": "f7"}, "no action 'serach'"),
         ({"search": " "}, "'search' has no key"),
+        ({"search": "f7,s"}, "'s' for 'search' could not be typed any more"),
+        ({"send": "x"}, "'x' for 'send' could not be typed any more"),
         ({"search": "ctrl+n"}, "'ctrl+n' is set for 'new' and for 'search'"),
     ],
 )
