@@ -1,5 +1,6 @@
 """What the actions do that need no screen: on the screen and in plain lines alike. Each may take its time, and ask."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -19,6 +20,7 @@ from pinyon.app.tui.dialogue import Dialogue
 from pinyon.app.tui.exporting import export_to, suggested_name
 from pinyon.engine.events import FinishReason
 from pinyon.models.disk import printable
+from pinyon.models.store import Store
 
 WITH_REASONING: Final = "--reasoning"
 USUAL_URL: Final = "http://127.0.0.1:8642"
@@ -136,6 +138,8 @@ class Actions:
     async def model(self, name: str) -> None:
         if not name:
             raise UsageError("which one? `pinyon list` shows what is here")
+        # A name that is none must not cost the model that is there.
+        await asyncio.to_thread(Store(self._desk.folders.models).resolve, name)
         self._dialogue.use(name)
 
     async def preset(self, name: str) -> None:

@@ -10,6 +10,7 @@ from pinyon.app.tui.editor import written_in_editor
 from pinyon.app.tui.search_screen import SearchScreen
 from pinyon.app.tui.sidebar import Sidebar
 from pinyon.app.tui.themes import DARK, LIGHT
+from pinyon.models.store import Store
 
 if TYPE_CHECKING:
     from pinyon.app.tui.chat_screen import ChatScreen
@@ -72,11 +73,10 @@ class ScreenActions(Actions):
 
     async def model(self, name: str) -> None:
         if name:
-            self._dialogue.use(name)
+            await super().model(name)
             return
         from pinyon.app.tui.model_picker import ModelPicker  # noqa: PLC0415  what chooses models is not there at the start
         from pinyon.app.tui.model_rows import model_rows, pull  # noqa: PLC0415
-        from pinyon.models.store import Store  # noqa: PLC0415
 
         store, current = Store(self._screen.folders.models), self._dialogue.model
         picker = ModelPicker(

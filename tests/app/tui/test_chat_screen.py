@@ -409,6 +409,16 @@ async def test_parameters_are_chosen(chat):
     assert chat.model.asked[0].sampling.seed == 7
 
 
+async def test_a_model_that_is_not_here_is_told_and_the_one_in_use_stays(chat):
+    await chat.settled()
+    await chat.types("/model nope")
+    await chat.until(lambda: chat.told)
+    assert "nope" in chat.told[0]
+    assert chat.dialogue.model is chat.model
+    await chat.says("one")
+    assert chat.texts == ["one", "Aye."]
+
+
 async def test_a_parameter_that_does_not_exist_is_told(chat):
     await chat.types("/params heat=1")
     await chat.until(lambda: chat.told)
