@@ -1,5 +1,6 @@
 """What is offered where no model is here yet: the catalogue by size, and what its smallest model is good for."""
 
+import textwrap
 from typing import Final
 
 from pinyon.app.running import read_server
@@ -8,6 +9,7 @@ from pinyon.models import catalog
 from pinyon.models.store import Store
 
 STARTER: Final = "smollm2"
+TERMINAL_CELLS: Final = 79
 _ABOUT_STARTER: Final = f"""\
 {STARTER} is tiny: it is here in a minute and quick on any machine. It can chat,
 rephrase and shorten a short text, and fill in JSON that a schema holds it to.
@@ -27,7 +29,11 @@ def offer() -> str:
     """Return what can be fetched, smallest first, and how; for a terminal."""
     entries = sorted(catalog.CATALOG, key=lambda entry: entry.size_bytes)
     width = max(len(entry.name) for entry in entries)
-    lines = [f"  {entry.name:<{width}}  {entry.size_bytes / 1e6:>7,.0f} MB  {entry.note}" for entry in entries]
+    heads = [f"  {entry.name:<{width}}  {entry.size_bytes / 1e6:>7,.0f} MB  " for entry in entries]
+    lines = [
+        textwrap.fill(head + entry.note, TERMINAL_CELLS, subsequent_indent=" " * len(head))
+        for head, entry in zip(heads, entries, strict=True)
+    ]
     return "\n".join(
         [
             "No model is here yet. These can be fetched; each is checked byte for byte:",

@@ -1,5 +1,6 @@
 """What the actions do that need no screen: on the screen and in plain lines alike. Each may take its time, and ask."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -19,6 +20,7 @@ from pinyon.app.tui.dialogue import Dialogue
 from pinyon.app.tui.exporting import export_to, suggested_name
 from pinyon.engine.events import FinishReason
 from pinyon.models.disk import printable
+from pinyon.models.store import Store
 
 WITH_REASONING: Final = "--reasoning"
 USUAL_URL: Final = "http://127.0.0.1:8642"
@@ -113,7 +115,7 @@ class Actions:
         self._dialogue.answer_again(chosen)
 
     async def go_on(self, id: str) -> None:  # noqa: A002
-        self._dialogue.go_on(self._message(id, "an answer that was cut off", _is_cut))
+        self._dialogue.go_on(self._message(id, "an answer that was cut off", is_cut))
 
     async def previous(self, id: str) -> None:  # noqa: A002
         await self._dialogue.turn(self._message(id, "a message with branches", self._has_siblings), -1)
@@ -136,6 +138,8 @@ class Actions:
     async def model(self, name: str) -> None:
         if not name:
             raise UsageError("which one? `pinyon list` shows what is here")
+        # A name that is none must not cost the model that is there.
+        await asyncio.to_thread(Store(self._desk.folders.models).resolve, name)
         self._dialogue.use(name)
 
     async def preset(self, name: str) -> None:
@@ -202,7 +206,7 @@ class Actions:
         return path, msgspec.structs.replace(choices, sampling=sampling), answer.answered.model
 
 
-def _is_cut(message: Message) -> bool:
+def is_cut(message: Message) -> bool:
     """Whether an answer has more to say: it was stopped, its process died, or it reached its limit."""
     at_limit = message.answered is not None and message.answered.finish_reason is FinishReason.LENGTH
     return message.role is Role.ASSISTANT and bool(message.text) and (at_limit or message.state in _CUT)

@@ -1,7 +1,7 @@
 """The chat as a Textual application: themes, keys, the palette, and how it is left."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import ClassVar, Final
 
@@ -41,8 +41,7 @@ class ChatApp(App[None]):
         self._chat = chat
         self._interrupted_at = 0.0
         self._use_theme(settings.theme)
-        commands.keymap(settings.keys)
-        self.set_keymap(settings.keys)
+        self._use_keys(settings.keys)
 
     def get_default_screen(self) -> Screen[None]:
         return self._chat
@@ -55,9 +54,9 @@ class ChatApp(App[None]):
                     yield SystemCommand(action.title, f"/{action.slash}", partial(self._chat.do, action.id))
 
     async def action_interrupt(self) -> None:
-        """Copy what is selected; else stop what goes on, and leave at the second time."""
+        """Copy what is selected, and no more of it; else stop what goes on, and leave at the second time."""
         now = time.monotonic()
-        if selected := self._selected_text():
+        if selected := self._take_selected():
             self._chat.do("copy_text", selected)
         elif now - self._interrupted_at < AGAIN_S:
             self.exit()
@@ -66,11 +65,22 @@ class ChatApp(App[None]):
             self._chat.do("stop")
             self._chat.told("Ctrl+C once more leaves")
 
-    def _selected_text(self) -> str:
+    def _take_selected(self) -> str:
+        """Return the selected text, which then is not selected any more."""
         focused = self.focused
-        if isinstance(focused, TextArea) and focused.selected_text:
-            return focused.selected_text
-        return self.screen.get_selected_text() or ""
+        if isinstance(focused, TextArea) and (selected := focused.selected_text):
+            focused.move_cursor(focused.cursor_location)
+        else:
+            selected = self.screen.get_selected_text() or ""
+            self.screen.clear_selection()
+        return selected
+
+    def _use_keys(self, keys: Mapping[str, str]) -> None:
+        commands.keymap(keys)
+        self.set_keymap(keys)
+        for action in commands.ACTIONS:
+            if not action.key and action.id in keys:  # a keymap changes keys, it gives none
+                self.bind(keys[action.id], f"screen.do('{action.id}')", description=action.title, show=False)
 
     def _use_theme(self, name: str | None) -> None:
         for theme in (DARK, LIGHT):

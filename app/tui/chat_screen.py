@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import ClassVar, Final
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
@@ -19,12 +20,13 @@ from pinyon.app.history.records import Attached, Message, Role
 from pinyon.app.history.tree import Tree
 from pinyon.app.settings import Folders, Settings
 from pinyon.app.tui import commands, reports
+from pinyon.app.tui.actions import is_cut
 from pinyon.app.tui.chips import Chips
 from pinyon.app.tui.dialogs import LineDialog, TextDialog
 from pinyon.app.tui.dialogue import EXPECTED, Dialogue, Draft
 from pinyon.app.tui.dropped import dropped_paths
-from pinyon.app.tui.figures import AnswerMeter, Figures, footer
-from pinyon.app.tui.gauges import GAUGES_HZ, Gauges
+from pinyon.app.tui.figures import footer
+from pinyon.app.tui.live_gauges import LiveGauges
 from pinyon.app.tui.path_picker import PathPicker
 from pinyon.app.tui.prompt import Prompt
 from pinyon.app.tui.safe_text import safe_text
@@ -38,7 +40,7 @@ EDIT_COST_PAUSE_S: Final = 0.3
 """How long an edited text must rest before its cost is estimated."""
 MAX_COMPLETIONS: Final = 6
 WIDE_CELLS: Final = 100
-"""From this width the conversations are shown at the start."""
+"""Beyond this width the conversations are shown, unless the user hides them."""
 
 
 def _bindings() -> list[BindingType]:
@@ -49,7 +51,7 @@ def _bindings() -> list[BindingType]:
             f"do('{action.id}')",
             action.label or action.title,
             show=bool(action.label),
-            priority=len(action.key) > 1 and action.key != "escape",
+            priority=action.id not in commands.MAY_BE_LETTERS,
             id=action.id,
         )
         for action in commands.ACTIONS
@@ -98,8 +100,8 @@ class ChatScreen(Screen[None]):
         self._edited: Message | None = None
         self._edit_cost = ""
         self._recalled = 0
-        self._meter: AnswerMeter | None = None
-        self._figures: Figures | None = None
+        self._was_wide: bool | None = None
+        self._prefill: Progress | None = None
 
     def compose(self) -> ComposeResult:
         picker = PathPicker(Path.cwd(), id="paths")
@@ -108,7 +110,7 @@ class ChatScreen(Screen[None]):
             with Vertical(id="room"), Vertical(id="column"):
                 yield Static(id="title")
                 yield Transcript()
-                yield Gauges(id="gauges")
+                yield LiveGauges(self.backend.meters, id="gauges")
                 yield Static(id="status")
                 yield Chips(urls=self.settings.urls, id="chips")
                 yield picker
@@ -117,23 +119,27 @@ class ChatScreen(Screen[None]):
 
     async def on_mount(self) -> None:
         self.prompt.focus()
-        self.query_one(Sidebar).display = self.app.size.width > WIDE_CELLS
-        self.query_one(Gauges).display = False
-        self.set_interval(1 / GAUGES_HZ, self._read_meters)
+        self.gauges.display = False
         self._rest = self.set_interval(EDIT_COST_PAUSE_S, self._estimate_edit, pause=True)
         await self.dialogue.open(self._conversation)
         self.call_after_refresh(self.dialogue.resume)  # the first frame comes before the model
 
+    def on_resize(self, event: events.Resize) -> None:
+        if (is_wide := event.size.width > WIDE_CELLS) != self._was_wide:
+            self._was_wide = is_wide
+            self.query_one(Sidebar).display = is_wide
+
     # What the dialogue tells
 
-    async def opened(self) -> None:
+    async def opened(self, at: int | None) -> None:
         conversation, path = self.dialogue.conversation, self.dialogue.path
         tree = None if conversation is None else self.history.tree(conversation.id)
         await self.transcript.show([self._shown(message, tree) for message in path])
+        if at is not None:
+            await self.transcript.choose(at)
         answer = reports.last_answered(path)
-        self._figures = None if answer is None else reports.figures_of(answer)
-        if not self.dialogue.is_busy:
-            self._meter = None
+        figures = None if answer is None else reports.figures_of(answer)
+        self.gauges.rest_on(figures, is_busy=self.dialogue.is_busy)
         if self._edited is not None and all(message.conversation != self._edited.conversation for message in path):
             self.give_up_edit()
 
@@ -144,9 +150,10 @@ class ChatScreen(Screen[None]):
         self.transcript.begin(self._shown(message))
 
     def heard(self, event: Event) -> None:
-        if self._meter is None or (isinstance(event, Progress) and event.done == 0):  # another answer begins
-            self._meter = AnswerMeter()
-        self._meter.take(event)
+        self.gauges.take(event)
+        if self.dialogue.prefill != self._prefill:
+            self._prefill = self.dialogue.prefill
+            self._show_status()
         if isinstance(event, Chunk) and self.dialogue.shows_answer:
             self.transcript.append(event.text, event.reasoning, reasoning_tokens=len(event.token_ids))
 
@@ -231,6 +238,8 @@ class ChatScreen(Screen[None]):
     def on_sidebar_chosen(self, event: Sidebar.Chosen) -> None:
         event.stop()
         self.start(self.dialogue.open(event.conversation))
+        if self.has_class("-narrow"):  # it covers the text there
+            self.query_one(Sidebar).display = False
         self.prompt.focus()
 
     def on_sidebar_unwanted(self, event: Sidebar.Unwanted) -> None:
@@ -257,6 +266,10 @@ class ChatScreen(Screen[None]):
     @property
     def chips(self) -> Chips:
         return self.query_one(Chips)
+
+    @property
+    def gauges(self) -> LiveGauges:
+        return self.query_one(LiveGauges)
 
     @property
     def selected(self) -> int | None:
@@ -321,8 +334,10 @@ class ChatScreen(Screen[None]):
         draft = Draft(
             "\n\n".join(part for part in (*texts, text) if part.strip()),
             tuple(Attached(piece.label, piece.size_bytes, tokens or 0) for piece, tokens in attached),
+            typed=text,
         )
         await self.chips.clear()
+        await self.transcript.choose(None)
         edited, self._edited, self._edit_cost = self._edited, None, ""
         if edited is None:
             self.dialogue.say(draft)
@@ -331,19 +346,12 @@ class ChatScreen(Screen[None]):
 
     async def _estimate_edit(self) -> None:
         self._rest.pause()
-        if self._edited is not None:
+        if (edited := self._edited) is not None:
             with contextlib.suppress(*EXPECTED):
-                cost = await self.dialogue.cost_of(self._edited, self.prompt.text)
-                self._edit_cost = "" if cost is None else reports.edit_cost(cost)
+                cost = await self.dialogue.cost_of(edited, self.prompt.text)
+                if self._edited is edited:
+                    self._edit_cost = "" if cost is None else reports.edit_cost(cost)
             self._show_status()
-
-    def _read_meters(self) -> None:
-        if self.query_one(Gauges).display:
-            self.run_worker(self._show_meters(), group="meters", exclusive=True)
-
-    async def _show_meters(self) -> None:
-        meters = await self.backend.meters()
-        self.query_one(Gauges).show(meters, self._figures if self._meter is None else self._meter.figures())
 
     def _shown(self, message: Message, tree: Tree | None = None) -> Shown:
         siblings = (tree or self.history.tree(message.conversation)).siblings(message.id)
@@ -359,6 +367,7 @@ class ChatScreen(Screen[None]):
             tuple(attached.name for attached in message.attached),
             message.error,
             reasoning_tokens=0 if answered is None else answered.usage.reasoning_tokens,
+            is_cut=is_cut(message),
         )
 
     def _show_status(self) -> None:
@@ -367,8 +376,8 @@ class ChatScreen(Screen[None]):
             for action in commands.completions(self.prompt.text)[:MAX_COMPLETIONS]
         ]
         if self._edited is not None:
-            cost = self._edit_cost or "enter sends it as another branch"
-            lines.append(f"editing: {cost}; escape leaves it as it was")
+            lines.append("editing: enter sends it as another branch, escape leaves it as it was")
+            lines += [self._edit_cost] if self._edit_cost else []
         lines += reports.status(self.dialogue)
         status = self.query_one("#status", Static)
         status.display = bool(lines)

@@ -114,9 +114,6 @@ class Chips(HorizontalScroll):
     Chip:focus { background: $primary; color: $text; }
     """
 
-    class Changed(Message):
-        """Chips came, went or were counted."""
-
     def __init__(self, count: Count | None = None, *, urls: bool = False, id: str | None = None) -> None:  # noqa: A002
         """`count` counts the tokens of a text, where a model is loaded; it may raise AppError and EngineError."""
         super().__init__(id=id, can_focus=False)
@@ -199,4 +196,3 @@ class Chips(HorizontalScroll):
         self.set_class(bool(self._chips), "-some")
         several = len(self._chips) > 1 and self.tokens is not None
         self._sum.update(Content(f"{amounts.tokens(self.tokens or 0)} together") if several else Content(""))
-        self.post_message(self.Changed())

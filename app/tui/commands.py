@@ -1,6 +1,6 @@
 """Everything that can be done in the chat: one table for keys, palette, mouse and slash commands. Knows no widget."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from pinyon.app.errors import SettingsError
@@ -37,6 +37,7 @@ ACTIONS: Final = (
     Action("cache", "What of the last prompt was reused, and why not more", slash="cache"),
     Action("context", "How much of the context is used", slash="context"),
     Action("gauges", "Show or hide the gauges", "f2", "gauges"),
+    Action("reasoning", "Show or hide what the model thought", "ctrl+r", "reasoning"),
     Action("messages", "Go to the messages; up and down choose one", "ctrl+t", "messages"),
     Action("edit", "Edit a message of yours; the old one stays as a branch", "e", "edit"),
     Action("regenerate", "Answer again, as another branch", "r", "regenerate"),
@@ -48,7 +49,7 @@ ACTIONS: Final = (
     Action("undo", "Take the last deletion back", "u", "undo"),
     Action("rename", "Give the conversation another title", slash="rename", argument="[TITLE]"),
     Action("delete_conversation", "Delete the conversation, and what is cached of it", slash="delete-conversation"),
-    Action("export", "Write the conversation to a file", "ctrl+s", "export", "[FILE.md|.jsonl|.html]"),
+    Action("export", "Write the conversation to a .md, .jsonl or .html file", "ctrl+s", "export", "[FILE]"),
     Action("copy_curl", "Copy the last question as a curl command", slash="curl"),
     Action("copy_command", "Copy the last question as a pinyon command", slash="command"),
     Action("theme", "Change between dark and light", "f3", "theme"),
@@ -60,6 +61,8 @@ BOUND_ELSEWHERE: Final = frozenset(
     ("send", "newline", "edit", "regenerate", "go_on", "previous", "next", "copy", "delete")
 )
 """Whose keys mean this only in the prompt, or only among the messages."""
+MAY_BE_LETTERS: Final = (BOUND_ELSEWHERE - {"send", "newline"}) | {"undo", "stop"}
+"""Whose keys act only where nothing is typed."""
 _BY_ID: Final = {action.id: action for action in ACTIONS}
 _BY_SLASH: Final = {action.slash: action for action in ACTIONS if action.slash}
 
@@ -68,7 +71,7 @@ def keymap(keys: Mapping[str, str]) -> dict[str, str]:
     """Return the key of every action that has one, the user's over the table's.
 
     Raises:
-        SettingsError: an unknown action, none of its keys, or one key for two actions.
+        SettingsError: an unknown action, none of its keys, one key for two actions, or a letter for one that acts in the prompt.
     """
     if unknown := keys.keys() - _BY_ID.keys():
         raise SettingsError(f"[keys]: there is no action {min(unknown)!r}; the actions are {', '.join(_BY_ID)}")
@@ -78,6 +81,10 @@ def keymap(keys: Mapping[str, str]) -> dict[str, str]:
     owners: dict[str, str] = {}
     for action, names in chosen.items():
         for key in filter(None, (name.strip() for name in names.split(","))):
+            if len(key) == 1 and action not in MAY_BE_LETTERS:
+                raise SettingsError(
+                    f"[keys]: {key!r} for {action!r} could not be typed any more; take f4, or ctrl and a letter"
+                )
             if (other := owners.setdefault(key, action)) != action:
                 raise SettingsError(
                     f"[keys]: {key!r} is set for {other!r} and for {action!r}; give one of them another key"
@@ -108,11 +115,14 @@ def key_of(action: str) -> str:
     return _BY_ID[action].key
 
 
-def help_text(keys: Mapping[str, str]) -> str:
-    """Return the table of all actions, a line each: key, slash command, what it does."""
+def help_text(keys: Mapping[str, str], actions: Iterable[Action] = ACTIONS) -> str:
+    """Return the table of these actions, a line each: slash command, what it does, its keys."""
     rows = [
-        (keys.get(action.id, "").replace(",", ", "), f"/{action.slash} {action.argument}".rstrip(" /"), action.title)
-        for action in ACTIONS
+        (
+            f"/{action.slash} {action.argument}".rstrip(" /"),
+            f"{action.title} ({keys[action.id].replace(',', ', ')})" if action.id in keys else action.title,
+        )
+        for action in actions
     ]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "\n".join(f"{key:<{widths[0]}}  {slash:<{widths[1]}}  {title}" for key, slash, title in rows)
+    width = max(len(slash) for slash, _ in rows)
+    return "\n".join(f"{slash:<{width}}  {title}" for slash, title in rows)

@@ -34,10 +34,15 @@ EXPECTED: Final = (AppError, EngineError, ModelError, OSError, sqlite3.Error)
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What the user says: text with the text of what is attached in it."""
+    """What the user says: text with the text of what is attached in it. `typed` is the part that is his own."""
 
     text: str
     attached: tuple[Attached, ...] = ()
+    typed: str = ""
+
+    @property
+    def title(self) -> str:
+        return conversing.title_of(self.typed) or conversing.title_of(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +62,8 @@ class _Job:
 class Audience(Protocol):
     """Who is told what happens. Messages of conversations that are not open are not told."""
 
-    async def opened(self) -> None:
-        """Another conversation, or another branch of this one, is open."""
+    async def opened(self, at: int | None) -> None:
+        """Another conversation, or another branch of this one, is open; `at` is the message that was looked for."""
 
     async def said(self, message: Message) -> None: ...
     def began(self, message: Message) -> None: ...
@@ -81,7 +86,7 @@ class Audience(Protocol):
 
 class Dialogue:
     """`model` None is the backend's choice. `loaded` is the fraction of the model that is loaded, None while none is loading;
-    `shows_answer` says that the answer being written is on the open branch.
+    `shows_answer` says that the answer being written is on the open branch, `prefill` how far its prompt is, until it begins.
     """
 
     # `_asked` is the model and the id of the request that is answered, `_answer` the message that it becomes; `_tip` is the
@@ -102,6 +107,7 @@ class Dialogue:
         self.conversation: Conversation | None = None
         self.loaded: float | None = None
         self.shows_answer = False
+        self.prefill: Progress | None = None
         self._backend = backend
         self._audience = audience
         self._context = context
@@ -131,20 +137,20 @@ class Dialogue:
 
     @property
     def waiting(self) -> list[str]:
-        """The texts that wait for their turn, the next one first."""
-        return [job.draft.text for job in self._jobs if job.draft is not None]
+        """The titles of what waits for its turn, the next one first."""
+        return [job.draft.title for job in self._jobs if job.draft is not None]
 
     async def open(self, conversation: str | None, message: int | None = None) -> None:
         """Open a conversation, at the branch with `message` if that is given; None begins a new one. Raises NoConversationError."""
         self.conversation = None if conversation is None else self.history.conversation(conversation)
         if conversation is not None and message is not None:
             self.history.use_leaf(conversation, self.history.tree(conversation).leaf_below(message))
-        await self._reopened()
+        await self._reopened(message)
         self._audience.changed()
 
     def say(self, draft: Draft) -> None:
         """Have a message answered, after what waits already."""
-        self._put(_Job(self._begun(draft.text).id, draft=draft, follows=True))
+        self._put(_Job(self._begun(draft).id, draft=draft, follows=True))
 
     def edit(self, message: Message, draft: Draft) -> None:
         """Say something else in the place of a message of the user's; what was said stays as a branch."""
@@ -309,10 +315,10 @@ class Dialogue:
         self.resume()
         self._audience.changed()
 
-    def _begun(self, text: str) -> Conversation:
+    def _begun(self, draft: Draft) -> Conversation:
         if self.conversation is None:
             name = self.wanted if self._model is None else self._model.name
-            self.conversation = self.history.start(title=conversing.title_of(text), model=name or "")
+            self.conversation = self.history.start(title=draft.title, model=name or "")
             if self._system:
                 self._add_system(self.conversation.id)
         return self.conversation
@@ -368,7 +374,7 @@ class Dialogue:
         except EXPECTED as error:
             await self._tell(error)
         finally:
-            self._asked = self._writes_in = None
+            self._asked = self._writes_in = self.prefill = None
             self._end()
 
     async def _say(self, job: _Job) -> int:
@@ -398,6 +404,7 @@ class Dialogue:
             await self._begin(update.message, parent)
         if self._is_stopping and isinstance(event, Progress):
             await self.stop()  # the first time may have been before the engine knew the request
+        self.prefill = event if isinstance(event, Progress) else None
         self._audience.heard(event)
         if isinstance(event, Failed) and event.kind is FailureKind.ENGINE_CRASH:
             self._model = None
@@ -420,11 +427,11 @@ class Dialogue:
         self._audience.told(str(error), is_error=True)
         await self._reopened()
 
-    async def _reopened(self) -> None:
+    async def _reopened(self, at: int | None = None) -> None:
         path = self.path
         self._tip = path[-1].id if path else None
         self.shows_answer = self._answer is not None and any(message.id == self._answer for message in path)
-        await self._audience.opened()
+        await self._audience.opened(at)
 
     def _is_open(self, conversation: str) -> bool:
         return self.conversation is not None and self.conversation.id == conversation

@@ -43,7 +43,9 @@ class LiveMessages(SteadyScroll):
         await self._show_from(len(self.messages) - _MORE)
 
     async def show_index(self, index: int) -> MessageView:
-        """Give views to the messages up to this one, and return its view."""
+        """Give views to the messages up to this one, or where it is far away to those after it, and return its view."""
+        if not self._first - _LIVE <= index < self._end + _LIVE:
+            await self._show_from(index)
         while index < self._first:
             await self._load_older()
         while index >= self._end:

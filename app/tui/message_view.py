@@ -18,6 +18,7 @@ from pinyon.app.tui.shown import MessageAction, Shown, actions_of
 from pinyon.app.tui.text_view import TextView
 
 _STATES = {
+    State.STREAMING: "answering…",
     State.CANCELLED: "stopped",
     State.FAILED: "failed",
     State.INTERRUPTED: "interrupted",

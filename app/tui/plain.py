@@ -76,9 +76,12 @@ class PlainChat:
 
     # The dialogue's audience
 
-    async def opened(self) -> None:
+    async def opened(self, _at: int | None) -> None:
         for message in self.dialogue.path:
-            if message.state is not State.STREAMING:
+            if message.state is State.STREAMING:
+                self.began(message)
+                self._hear(message.text)
+            else:
                 print(_spoken(message))
 
     async def said(self, message: Message) -> None:
@@ -89,9 +92,12 @@ class PlainChat:
 
     def heard(self, event: Event) -> None:
         if isinstance(event, Chunk):
-            *lines, self._line = (self._line + event.text).split("\n")
-            for line in lines:
-                print(for_stdout(line), flush=True)
+            self._hear(event.text)
+
+    def _hear(self, text: str) -> None:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            print(for_stdout(line), flush=True)
 
     def ended(self, message: Message) -> None:
         print(for_stdout(self._line), flush=True)
@@ -197,6 +203,10 @@ class PlainActions(Actions):
             raise UsageError("which file? /attach PATH")
         self._chat.attach(path)
 
+    async def help(self, _argument: str) -> None:
+        here = [action for action in commands.ACTIONS if action.slash and hasattr(self, action.id)]
+        await self._chat.show("Commands", commands.help_text({}, here))
+
     async def _choose(self, titles: list[str]) -> int | None:
         """Return the place of the one that the user chooses."""
         if not titles:
@@ -208,5 +218,6 @@ class PlainActions(Actions):
 
 
 def _spoken(message: Message) -> str:
-    """A message of the past, its speaker in front."""
-    return for_stdout(f"{_SPEAKERS[message.role]}: {message.text or message.error}")
+    """A message of the past, its speaker in front; how it ended where it is not whole."""
+    end = "" if message.state is State.COMPLETE else f" ({message.error or message.state})"
+    return for_stdout(f"{_SPEAKERS[message.role]}: {message.text}{end}")

@@ -126,10 +126,12 @@ def title(dialogue: Dialogue) -> str:
 
 
 def status(dialogue: Dialogue) -> list[str]:
-    """Return the lines above the prompt: what loads and what waits."""
-    loading = f"loading {dialogue.wanted or 'the model'}: {dialogue.loaded or 0:.0%}"
-    waiting = dialogue.waiting
-    return [
-        *((loading,) if dialogue.loaded is not None else ()),
-        *((f"waiting ({len(waiting)}): {waiting[0]}",) if waiting else ()),
-    ]
+    """Return the lines above the prompt: what loads, how far a long prompt is, and what waits."""
+    lines = []
+    if dialogue.loaded is not None:
+        lines.append(f"loading {dialogue.wanted or 'the model'}: {dialogue.loaded:.0%}")
+    if (prefill := dialogue.prefill) is not None and 0 < prefill.done < prefill.total:
+        lines.append(f"prefill: {prefill.done:,} of {prefill.total:,} tokens")
+    if waiting := dialogue.waiting:
+        lines.append(f"waiting ({len(waiting)}): {waiting[0]}")
+    return lines

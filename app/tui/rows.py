@@ -174,9 +174,6 @@ class Tail:
     def __getitem__(self, index: int) -> Row:
         return self._done[index] if index < len(self._done) else self._last[index - len(self._done)]
 
-    def rows(self) -> list[Row]:
-        return self._done + self._last
-
 
 def _markdown_rows(text: str, width: int, look: Look) -> list[Row] | None:
     """Return None where the parser would lose something, or where there is no room for what is nested."""

@@ -7,10 +7,10 @@ from pinyon.app.history.records import Role
 from pinyon.app.tui import clipboard
 from pinyon.app.tui.actions import Actions
 from pinyon.app.tui.editor import written_in_editor
-from pinyon.app.tui.gauges import Gauges
 from pinyon.app.tui.search_screen import SearchScreen
 from pinyon.app.tui.sidebar import Sidebar
 from pinyon.app.tui.themes import DARK, LIGHT
+from pinyon.models.store import Store
 
 if TYPE_CHECKING:
     from pinyon.app.tui.chat_screen import ChatScreen
@@ -73,11 +73,10 @@ class ScreenActions(Actions):
 
     async def model(self, name: str) -> None:
         if name:
-            self._dialogue.use(name)
+            await super().model(name)
             return
         from pinyon.app.tui.model_picker import ModelPicker  # noqa: PLC0415  what chooses models is not there at the start
         from pinyon.app.tui.model_rows import model_rows, pull  # noqa: PLC0415
-        from pinyon.models.store import Store  # noqa: PLC0415
 
         store, current = Store(self._screen.folders.models), self._dialogue.model
         picker = ModelPicker(
@@ -92,8 +91,11 @@ class ScreenActions(Actions):
     async def messages(self, _argument: str) -> None:
         self._screen.transcript.focus()
 
+    async def reasoning(self, _argument: str) -> None:
+        self._screen.transcript.action_toggle_reasoning()
+
     async def gauges(self, _argument: str) -> None:
-        gauges = self._screen.query_one(Gauges)
+        gauges = self._screen.gauges
         gauges.display = not gauges.display
 
     async def theme(self, _argument: str) -> None:

@@ -24,6 +24,8 @@ class Shown:
     reasoning_s: float = 0.0
     """How long it thought; 0 where that is not known, as are 0 tokens."""
     reasoning_tokens: int = 0
+    is_cut: bool = False
+    """Whether it is an answer that has more to say."""
 
 
 class MessageAction(StrEnum):
@@ -42,7 +44,7 @@ def actions_of(shown: Shown) -> tuple[MessageAction, ...]:
         return (MessageAction.COPY,)
     own = {
         Role.USER: (MessageAction.EDIT,),
-        Role.ASSISTANT: (MessageAction.REGENERATE, MessageAction.CONTINUE),
+        Role.ASSISTANT: (MessageAction.REGENERATE, *((MessageAction.CONTINUE,) if shown.is_cut else ())),
         Role.SYSTEM: (MessageAction.EDIT,),
     }[shown.role]
     index, count = shown.siblings

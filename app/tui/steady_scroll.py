@@ -49,6 +49,11 @@ class SteadyScroll(VerticalScroll):
         self._arranged = None
         self.refresh(layout=True)
 
+    def hold(self, view: MessageView) -> None:
+        """Bring the beginning of a message to the top, as far as there are rows below it, and keep it there."""
+        self._following, self._held, self._arranged = False, (view, 0), None
+        self.refresh(layout=True)
+
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
         self._following = self.has_end and new_value >= self.max_scroll_y

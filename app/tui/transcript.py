@@ -19,7 +19,6 @@ from pinyon.app.tui.commands import key_of
 from pinyon.app.tui.live_messages import LiveMessages
 from pinyon.app.tui.look import look_of
 from pinyon.app.tui.message_view import MessageView
-from pinyon.app.tui.safe_text import safe_text
 from pinyon.app.tui.shown import MessageAction, Shown, actions_of
 from pinyon.app.tui.streaming import Streaming
 from pinyon.app.tui.text_view import TextView
@@ -76,21 +75,11 @@ class Transcript(LiveMessages):
             self.message = message
             self.action = action
 
-    class FollowChanged(Message):
-        """The view follows the end, or stops to. `news`: text has come that was not on the screen."""
-
-        def __init__(self, following: bool, news: bool) -> None:
-            super().__init__()
-            self.following = following
-            self.news = news
-
     def __init__(self) -> None:
         super().__init__()
         self._stream: Streaming | None = None
         self._paint: Timer | None = None
         self._chosen: int | None = None
-        self._news = False
-        self._told = True, False
         self._typesetter = Typesetter(self._nearest_texts)
 
     def compose(self) -> ComposeResult:
@@ -144,10 +133,6 @@ class Transcript(LiveMessages):
         self.replace(shown, with_view=view is not None and not view.finish(shown))
         self._typesetter.wake()
 
-    def copied_text(self, message: int) -> str:
-        """Return what copying a message gives: its text as it came, less control codes."""
-        return safe_text(next((self._so_far(shown).text for shown in self.messages if shown.id == message), ""))
-
     async def settled(self) -> None:
         """Wait until everything that came is painted and set."""
         self._paint_stream()
@@ -179,20 +164,12 @@ class Transcript(LiveMessages):
     # Following
 
     def _tell_news(self) -> None:
-        self._news = not self.following
-        self._tell()
-
-    def _tell(self) -> None:
-        state = self.following, self._news
-        if state != self._told:
-            self._told = state
-            self.set_class(self._news, "-news")
-            self.post_message(self.FollowChanged(*state))
+        """Text has come: say so where it is not on the screen."""
+        self.set_class(not self.following, "-news")
 
     async def look_around(self) -> None:
         if self.following:
-            self._news = False
-        self._tell()
+            self.remove_class("-news")
         await super().look_around()
 
     async def action_follow(self) -> None:
@@ -229,11 +206,20 @@ class Transcript(LiveMessages):
         """The message that was chosen."""
         return self._chosen
 
+    async def choose(self, message: int | None) -> None:
+        """Choose a message and bring its beginning to the screen; None chooses none, and follows the end."""
+        self._mark(message)
+        if message is None:
+            await self.action_follow()
+        else:
+            self.hold(await self.show_index([shown.id for shown in self.messages].index(message)))
+
     def act(self, action: MessageAction) -> None:
-        """Ask for an action on the chosen message, else on the last, where it has that action."""
-        shown = next((shown for shown in reversed(self.messages) if self._chosen in (None, shown.id)), None)
-        if shown is not None and action in actions_of(shown):
-            self.post_message(self.Action(shown.id, action))
+        """Ask for an action on the chosen message, if it has that action; else on the last one that has."""
+        for shown in reversed(self.messages):
+            if self._chosen in (None, shown.id) and action in actions_of(shown):
+                self.post_message(self.Action(shown.id, action))
+                return
 
     def action_act(self, action: str) -> None:
         self.act(MessageAction(action))
@@ -279,8 +265,7 @@ class Transcript(LiveMessages):
             self._mark(view.shown.id)
             self.scroll_to_widget(view, animate=False)
         else:
-            self._mark(None)
-            await self.action_follow()
+            await self.choose(None)
 
     def _mark(self, message: int | None) -> None:
         self._chosen = message

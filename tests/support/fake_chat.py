@@ -83,9 +83,11 @@ class FakeChat:
 
 
 @contextlib.asynccontextmanager
-async def running(chat: FakeChat, size: tuple[int, int] = (120, 40)) -> AsyncIterator[FakeChat]:
+async def running(
+    chat: FakeChat, size: tuple[int, int] = (120, 40), *, notifications: bool = False
+) -> AsyncIterator[FakeChat]:
     try:
-        async with chat.app.run_test(size=size) as pilot:
+        async with chat.app.run_test(size=size, notifications=notifications) as pilot:
             chat.pilot = pilot
             await pilot.pause()
             yield chat

@@ -10,7 +10,7 @@ from pinyon.app.history.records import Role, State
 from pinyon.app.settings import Settings
 from pinyon.app.tui.commands import ACTIONS
 from pinyon.app.tui.dialogs import TextDialog
-from pinyon.app.tui.gauges import Gauges
+from pinyon.app.tui.dialogue import Draft
 from pinyon.app.tui.search_screen import SearchScreen
 from pinyon.app.tui.sidebar import Sidebar
 from pinyon.engine.errors import NativeError
@@ -61,12 +61,13 @@ async def test_the_gauges_show_the_last_answer_and_keep_it(chat):
     figures = []
     for question in ("one", "two", "three"):
         await chat.says(question)
-        await chat.screen._show_meters()
-        figures.append(chat.screen._meter.figures())
+        await chat.screen.gauges._ask()
+        chat.screen.gauges.show_now()
+        figures.append(chat.screen.gauges._answer.figures())
     usages = [message.answered.usage for message in chat.dialogue.path if message.role is Role.ASSISTANT]
     assert [each.prompt_tokens for each in figures] == [usage.prompt_tokens for usage in usages]
     assert len({each.prompt_tokens for each in figures}) == 3
-    shown = dict(chat.screen.query_one(Gauges)._shown)
+    shown = dict(chat.screen.gauges._shown)
     assert shown["context"].startswith(f"{usages[-1].prompt_tokens + usages[-1].completion_tokens} used, ")
     assert shown["TPOT"] != "p50 -, p95 -"
 
@@ -164,6 +165,16 @@ async def test_ctrl_c_twice_leaves(chat):
     await chat.until(lambda: not chat.app.is_running)
 
 
+async def test_ctrl_c_copies_what_is_selected_once_and_then_leaves(chat):
+    chat.screen.prompt.put("a word")
+    chat.screen.prompt.select_all()
+    await chat.pilot.press("ctrl+c")
+    await chat.until(lambda: any("copied" in each for each in chat.told))
+    assert chat.screen.prompt.text == "a word"
+    await chat.pilot.press("ctrl+c", "ctrl+c")
+    await chat.until(lambda: not chat.app.is_running)
+
+
 async def test_keys_follow_the_settings(tmp_path):
     settings = Settings(keys={"sidebar": "f8"})
     async with running(FakeChat(tmp_path, says("Aye."), settings=settings)) as chat:
@@ -174,6 +185,15 @@ async def test_keys_follow_the_settings(tmp_path):
         await chat.pilot.press("f8")
         await chat.pilot.pause()
         assert not sidebar.display
+
+
+async def test_an_action_without_a_key_can_be_given_one(tmp_path):
+    async with running(FakeChat(tmp_path, says("Aye."), settings=Settings(keys={"cache": "f9"}))) as chat:
+        await chat.pilot.press("f9")
+        await chat.until(lambda: chat.app.screen is not chat.screen)
+        assert dialog_text(chat) == "No answer here has figures yet."
+        await chat.pilot.press("f9", "escape")
+        await chat.until(lambda: chat.app.screen is chat.screen)
 
 
 @pytest.mark.parametrize("settings", [Settings(keys={"serach": "f8"}), Settings(theme="mauve")])
@@ -190,7 +210,7 @@ async def test_the_palette_offers_the_table(chat):
     await chat.pilot.press(*"gauges")
     await chat.pilot.pause(0.3)
     await chat.pilot.press("enter")
-    await chat.until(lambda: chat.screen.query_one(Gauges).display)
+    await chat.until(lambda: chat.screen.gauges.display)
 
 
 async def test_the_footer_can_be_clicked(chat):
@@ -264,6 +284,24 @@ async def test_a_deleted_message_comes_back(chat):
     assert chat.texts == ["one", "Aye."]
 
 
+async def test_arrows_go_there_and_back_between_questions_further_up(chat):
+    await chat.says("one")
+    question = chat.dialogue.path[0].id
+    await chat.says("two")
+    await chat.types("/previous")  # nothing has branches yet
+    chat.dialogue.edit(chat.dialogue.path[0], Draft("uno"))
+    await chat.settled()
+    other = chat.dialogue.path[0].id
+    await chat.pilot.press("ctrl+t", "up", "up", "left")
+    await chat.until(lambda: chat.texts == ["one", "Aye.", "two", "Aye."])
+    await chat.settled()
+    assert chat.screen.selected == question
+    await chat.pilot.press("right")
+    await chat.until(lambda: chat.texts == ["uno", "Aye."])
+    await chat.settled()
+    assert chat.screen.selected == other
+
+
 async def test_conversations_are_listed_and_opened(chat):
     await chat.says("first talk")
     await chat.types("/new")
@@ -289,6 +327,25 @@ async def test_search_jumps_to_a_message(chat):
     await chat.until(lambda: options.option_count == 1)
     await chat.pilot.press("enter")
     await chat.until(lambda: chat.texts[:1] == ["the pinyon jay"])
+
+
+async def test_a_hit_far_above_is_brought_to_the_screen_and_chosen(chat):
+    conversation = chat.history.start(title="long", model="")
+    parent = None
+    for number in range(300):
+        parent = chat.history.add(conversation.id, parent, Role.USER, f"word{number:03}\nand more\nof it").id
+    await chat.types("/search word017")
+    await chat.until(lambda: isinstance(chat.app.screen, SearchScreen))
+    await chat.pilot.press("enter")
+    await chat.until(lambda: len(chat.texts) == 300)
+    await chat.settled()
+    transcript = chat.screen.transcript
+    hit = chat.dialogue.path[17].id
+    assert chat.screen.selected == hit
+    assert transcript.views[hit].region.y == transcript.region.y
+    assert len(transcript.views) < 50
+    await chat.says("what is new?")
+    assert (transcript.following, chat.screen.selected) == (True, None)
 
 
 async def test_search_with_a_role_that_has_no_hit(chat):
@@ -337,6 +394,7 @@ async def test_a_large_paste_becomes_a_chip_and_goes_along(chat):
     message = chat.dialogue.path[0]
     assert message.text.endswith("what is this?")
     assert text.rstrip("\n") in message.text
+    assert chat.dialogue.conversation.title == "what is this?"
     assert len(message.attached) == 1
     assert message.attached[0].size_bytes == len(text)
 
@@ -349,6 +407,16 @@ async def test_parameters_are_chosen(chat):
     await chat.until(lambda: chat.app.screen is chat.screen)
     await chat.says("one")
     assert chat.model.asked[0].sampling.seed == 7
+
+
+async def test_a_model_that_is_not_here_is_told_and_the_one_in_use_stays(chat):
+    await chat.settled()
+    await chat.types("/model nope")
+    await chat.until(lambda: chat.told)
+    assert "nope" in chat.told[0]
+    assert chat.dialogue.model is chat.model
+    await chat.says("one")
+    assert chat.texts == ["one", "Aye."]
 
 
 async def test_a_parameter_that_does_not_exist_is_told(chat):
@@ -368,6 +436,37 @@ async def test_a_small_terminal_gets_a_compact_screen(tmp_path, size, is_compact
     async with running(FakeChat(tmp_path, says("Aye.")), size) as chat:
         assert chat.screen.query_one(Sidebar).display is not is_compact
         assert (chat.screen.prompt.outer_size.height == 1) is is_compact
+
+
+async def test_a_window_made_narrow_hides_the_conversations_and_they_come_back(chat):
+    sidebar = chat.screen.query_one(Sidebar)
+    for width, is_shown in ((120, True), (80, False), (70, False), (120, True)):
+        await chat.pilot.resize_terminal(width, 24)
+        await chat.pilot.pause()
+        assert sidebar.display is is_shown
+    await chat.pilot.press("ctrl+b")
+    await chat.pilot.resize_terminal(130, 24)
+    await chat.pilot.pause()
+    assert not sidebar.display
+
+
+async def test_where_conversations_cover_the_text_they_go_once_one_is_chosen(tmp_path):
+    async with running(FakeChat(tmp_path, says("Aye.")), (80, 24)) as chat:
+        await chat.says("one")
+        await chat.types("/new")
+        await chat.settled()
+        await chat.pilot.press("ctrl+b", "down", "enter")
+        await chat.until(lambda: chat.texts == ["one", "Aye."])
+        assert not chat.screen.query_one(Sidebar).display
+
+
+async def test_what_is_told_does_not_cover_the_prompt(tmp_path):
+    async with running(FakeChat(tmp_path, says("Aye.")), notifications=True) as chat:
+        chat.screen.told("something")
+        await chat.until(lambda: chat.screen.query("Toast"))
+        await chat.pilot.pause()
+        toast = chat.screen.query("Toast").first().region
+        assert 0 < toast.y < toast.bottom < chat.screen.prompt.region.y
 
 
 async def test_the_column_is_at_most_a_hundred_cells_and_centred(tmp_path):
@@ -481,7 +580,7 @@ async def test_a_branch_that_is_shown_anew_does_not_take_an_edit_away(chat):
     await chat.types("/edit")
     await chat.until(lambda: chat.screen.is_editing)
     chat.screen.prompt.put("uno")
-    await chat.screen.opened()
+    await chat.screen.opened(None)
     assert chat.screen.prompt.text == "uno"
     await chat.dialogue.open(None)
     assert (chat.screen.is_editing, chat.screen.prompt.text) == (False, "")

@@ -24,6 +24,8 @@ def test_a_key_of_the_settings_takes_the_place_of_the_tables():
     [
         ({"serach": "f7"}, "no action 'serach'"),
         ({"search": " "}, "'search' has no key"),
+        ({"search": "f7,s"}, "'s' for 'search' could not be typed any more"),
+        ({"send": "x"}, "'x' for 'send' could not be typed any more"),
         ({"search": "ctrl+n"}, "'ctrl+n' is set for 'new' and for 'search'"),
     ],
 )
@@ -76,4 +78,4 @@ def test_completions_are_those_that_begin_so():
 def test_the_help_names_every_action_with_the_keys_in_force():
     lines = help_text(keymap({"search": "f7"})).splitlines()
     assert len(lines) == len(ACTIONS)
-    assert lines[4].split(maxsplit=3) == ["f7", "/search", "[WORDS]", "Search all conversations"]
+    assert lines[4].split(maxsplit=2) == ["/search", "[WORDS]", "Search all conversations (f7)"]

@@ -27,7 +27,7 @@ class Listener:
         self.text = ""
         self.on_text = asyncio.Event()
 
-    async def opened(self):
+    async def opened(self, at):
         self.told_words.append("opened")
 
     async def said(self, message):
@@ -89,6 +89,24 @@ async def make_talk():
             return talk
 
         yield make
+
+
+async def test_a_title_is_what_was_typed_and_else_what_went_along(make_talk):
+    talk = make_talk()
+    talk.dialogue.say(Draft("file.py\n```\ncode\n```\n\nWhat is this?", typed="What is this?"))
+    talk.dialogue.say(Draft("other.py\n```\ncode\n```"))
+    assert talk.dialogue.conversation.title == "What is this?"
+    assert talk.dialogue.waiting == ["What is this?", "other.py"]
+    await talk.dialogue.finished()
+
+
+async def test_how_far_a_prompt_is_is_known_until_its_answer_begins(make_talk):
+    talk = make_talk()
+    seen = []
+    talk.listener.heard = lambda event: seen.append((type(event).__name__, talk.dialogue.prefill == event))
+    await talk.says("one")
+    assert {("Progress", True), ("Chunk", False), ("Finished", False)} == set(seen)
+    assert talk.dialogue.prefill is None
 
 
 async def test_a_turn(make_talk):

@@ -84,6 +84,18 @@ async def test_an_open_conversation_is_read_out(talk):
     assert "You: Hello\nAnswer: First line.\nSecond line.\n" in out
 
 
+async def test_an_answer_in_another_branch_is_read_out_like_any_other(talk):
+    out, _ = await talk("Hello", "/regenerate")
+    assert out.splitlines()[3:-1] == ["You: You: Hello", "Answer: First line.", "Second line."]
+
+
+async def test_the_help_lists_what_can_be_done_in_lines(talk):
+    out, _ = await talk("/help")
+    assert "/params [NAME=VALUE ...]  Show or set how tokens are drawn\n" in out
+    assert "/gauges" not in out
+    assert "ctrl" not in out
+
+
 async def test_a_file_goes_along(talk, tmp_path):
     file = tmp_path / "notes.txt"
     file.write_text("the notes")

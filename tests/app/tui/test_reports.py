@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,9 +17,10 @@ from pinyon.app.tui.reports import (
     context_report,
     edit_cost,
     params_report,
+    status,
 )
 from pinyon.engine.cache_report import CacheReport, Miss
-from pinyon.engine.events import FinishReason, Timings, Usage
+from pinyon.engine.events import FinishReason, Progress, Timings, Usage
 
 QUESTION = 'What\'s a "jay"?\n$HOME `id` \\ !'
 
@@ -121,3 +123,18 @@ def test_the_pinyon_command_asks_the_last_question_and_says_what_it_leaves_out(t
     assert command.startswith("# without the 1 earlier questions")
     words = run_in_shell(command, "pinyon")
     assert words == ["run", "-m", "fake", "--system=Be brief.", "--top-k=3", "--", QUESTION]
+
+
+@pytest.mark.parametrize(
+    ("loaded", "prefill", "waiting", "lines"),
+    [
+        (None, None, [], []),
+        (0.5, None, ["one"], ["loading the model: 50%", "waiting (1): one"]),
+        (None, Progress(512, 2000), [], ["prefill: 512 of 2,000 tokens"]),
+        (None, Progress(0, 2000), [], []),
+        (None, Progress(2000, 2000), [], []),
+    ],
+)
+def test_the_lines_above_the_prompt(loaded, prefill, waiting, lines):
+    dialogue = SimpleNamespace(wanted=None, loaded=loaded, prefill=prefill, waiting=waiting)
+    assert status(dialogue) == lines

@@ -51,8 +51,9 @@ def test_type_stream_cancel_resize_search_quit(scripted: Callable[..., TmuxTermi
 
         for width, height in ((40, 12), (200, 60), (61, 15), (20, 6), (120, 40)):
             terminal.resize(width, height)
-        screen = terminal.until(lambda screen: len(screen.splitlines()) == 40 and "f1 Help" in screen)
-        assert "second answer" in screen
+        terminal.until(
+            lambda screen: len(screen.splitlines()) == 40 and "f1 Help" in screen and "second answer" in screen
+        )
 
         terminal.press("C-n")
         terminal.until(lambda screen: "second answer" not in screen)

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from pinyon.app.history.records import Role, State
 from pinyon.app.tui.message_view import MessageView
 from pinyon.app.tui.safe_text import safe_text
-from pinyon.app.tui.shown import MessageAction, Shown
+from pinyon.app.tui.shown import MessageAction, Shown, actions_of
 from pinyon.app.tui.transcript import Transcript
 
 R14 = "[/INST] [0] [bold [/ a[b + [@click=app.quit]x[/]"
@@ -22,16 +22,12 @@ class Screen(App[None]):
         super().__init__()
         self.transcript = Transcript()
         self.actions: list[tuple[int, MessageAction]] = []
-        self.follows: list[tuple[bool, bool]] = []
 
     def compose(self) -> ComposeResult:
         yield self.transcript
 
     def on_transcript_action(self, event: Transcript.Action) -> None:
         self.actions.append((event.message, event.action))
-
-    def on_transcript_follow_changed(self, event: Transcript.FollowChanged) -> None:
-        self.follows.append((event.following, event.news))
 
     @property
     def rows(self) -> list[str]:
@@ -114,7 +110,7 @@ async def test_a_cut_answer_goes_on_in_its_place() -> None:
         transcript.begin(said(2, "first half,", state=State.STREAMING))
         transcript.append(" second half")
         await settle(pilot)
-        assert [row.strip() for row in app.rows[:3]] == ["first half, second half", "", "message 4"]
+        assert [row.strip() for row in app.rows[:3]] == ["first half, second half", "answering…", ""]
         transcript.finish(said(2, "first half, second half"))
         await settle(pilot)
         assert [row.strip() for row in app.rows[:3]] == ["first half, second half", "", "message 4"]
@@ -187,15 +183,6 @@ async def test_a_control_sequence_split_over_pieces_is_not_put_together() -> Non
 async def test_scripts_are_shown_whole(text: str) -> None:
     async with running(said(1, text), said(2, text)) as (app, _, _pilot):
         assert app.text.count(text) == 2
-
-
-async def test_what_is_copied_is_the_original_less_control_codes() -> None:
-    text = "# Head\r\n\n1. **bold** \x1b[31m[/]\n\n```py\nx\t= 1\n```\n\n\n"
-    async with running(said(2, text)) as (_, transcript, _pilot):
-        assert transcript.copied_text(2) == text.replace("\r", "").replace("\x1b", "")
-        transcript.begin(Shown(4, Role.ASSISTANT, state=State.STREAMING))
-        transcript.append("so \x07far")
-        assert transcript.copied_text(4) == "so far"
 
 
 async def test_a_large_paste_is_shown_to_its_end() -> None:
@@ -283,7 +270,6 @@ async def test_following_stops_when_the_user_scrolls_up_and_news_are_announced()
         transcript.append("the very end\n")
         await settle(pilot)
         assert "the very end" in app.text
-        assert app.follows == [(False, False), (False, True), (True, False)]
 
 
 async def test_scrolling_where_all_is_visible_does_not_stop_following() -> None:
@@ -292,7 +278,7 @@ async def test_scrolling_where_all_is_visible_does_not_stop_following() -> None:
         transcript.begin(Shown(2, Role.ASSISTANT, state=State.STREAMING))
         transcript.append("line\n" * 100 + "end")
         await settle(pilot)
-        assert app.rows[-2].strip().endswith("end")
+        assert [row.strip() for row in app.rows[-3:-1]] == ["end", "answering…"]
 
 
 async def test_resizing_keeps_the_place_and_everything_in_it() -> None:
@@ -420,3 +406,16 @@ async def test_states_and_errors_stand_in_the_foot() -> None:
     async with running(cut, failed) as (app, _, _pilot):
         assert "stopped" in app.text
         assert "the engine crashed" in app.text
+
+
+def test_only_a_cut_answer_can_be_gone_on_with() -> None:
+    for is_cut in (True, False):
+        actions = actions_of(Shown(1, Role.ASSISTANT, "It looks", is_cut=is_cut))
+        assert (MessageAction.CONTINUE in actions) is is_cut
+
+
+async def test_without_a_choice_a_key_acts_on_the_last_message_that_it_suits() -> None:
+    async with running(said(1), said(2), said(3), said(4)) as (app, transcript, pilot):
+        transcript.act(MessageAction.EDIT)
+        await settle(pilot)
+        assert app.actions == [(3, MessageAction.EDIT)]
