@@ -23,7 +23,7 @@ from pinyon.engine.events import Chunk, FailureKind, Finished, FinishReason, Pro
 from pinyon.engine.file_system import FileSystem
 from pinyon.engine.meters import Meters, Vram
 from pinyon.engine.protocol import Loading
-from pinyon.engine.weights_digest import weights_digest
+from pinyon.engine.weights_digest import file_identity, weights_digest
 from pinyon.models.errors import TemplateMissingError
 
 NONCE = "a nonce"
@@ -255,7 +255,7 @@ async def test_a_digest_that_the_server_did_not_know_yet_is_found_where_it_is_ke
     loaded = wire.Loaded(bytes(path), "m", 256, 2, "")
     model = RemoteModel(RemoteService(ServerFile("", 1, NONCE), tmp_path / "weights"), loaded)
     assert model.digest == ""
-    digest = weights_digest(path, tmp_path / "weights", FileSystem()).hex()
+    digest = weights_digest(path, file_identity(path), tmp_path / "weights", FileSystem()).hex()
     assert model.digest == digest == hashlib.sha256(b"weights").hexdigest()
     assert RemoteModel(model._service, msgspec.structs.replace(loaded, digest="ab")).digest == "ab"
 

@@ -8,7 +8,8 @@ import pytest
 from pinyon.app import wire
 from pinyon.app.ask import Ask, Chat, RawText, RawTokens, SamplingChoice
 from pinyon.app.cli.failures import report
-from pinyon.app.errors import AppError, GenerationFailedError
+from pinyon.app.errors import AnswerError, AppError, GenerationFailedError
+from pinyon.app.history.errors import HistoryError
 from pinyon.engine.errors import ContextOverflowError, EngineError, InvalidRequestError
 from pinyon.engine.events import Chunk, Finished, FinishReason, PositionLogprobs, Timings, TokenLogprob, Usage
 from pinyon.engine.protocol import FrameBuffer
@@ -20,12 +21,14 @@ def tree(base):
     return [base, *(kind for child in base.__subclasses__() for kind in tree(child))]
 
 
+NO_SERVER_S = (AnswerError, HistoryError)
+"""What only commands themselves meet."""
 MADE_OF_MORE = (ContextOverflowError, GenerationFailedError, HeaderIncompleteError)
 ERRORS = [
     kind("what happened")
     for base in (AppError, EngineError, ModelError)
     for kind in tree(base)
-    if kind not in MADE_OF_MORE
+    if kind not in MADE_OF_MORE and not issubclass(kind, NO_SERVER_S)
 ]
 
 

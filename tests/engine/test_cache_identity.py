@@ -108,7 +108,7 @@ def test_a_digest_is_computed_once_for_a_file_as_it_is(model, tmp_path, monkeypa
 def test_a_digest_that_is_known_is_told_without_reading_the_file(model, tmp_path, monkeypatch):
     memory = tmp_path / "weights"
     assert weights_digest.known_digest(model, memory) == ""
-    digest = weights_digest.weights_digest(model, memory, FileSystem())
+    digest = weights_digest.weights_digest(model, weights_digest.file_identity(model), memory, FileSystem())
     monkeypatch.setattr(weights_digest, "_digest", lambda path: pytest.fail("it is read"))
     assert weights_digest.known_digest(model, memory) == digest.hex() == hashlib.sha256(model.read_bytes()).hexdigest()
     os.utime(model)

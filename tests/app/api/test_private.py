@@ -89,6 +89,7 @@ class FakeService:
         self.model, self.loaded, self.error = model, None, None
         self.may_load = asyncio.Event()
         self.may_load.set()
+        self.loads = asyncio.Event()
         self.engine_state = EngineState.READY
         self.store = None
         self.why_no_disk = "the setting cache_disk_mib is 0"
@@ -110,6 +111,7 @@ class FakeService:
         return Removed(3, 700)
 
     async def load(self, name, context_tokens=None, on_progress=None):
+        self.loads.set()
         if on_progress is not None:
             on_progress(0.5)
         await self.may_load.wait()
@@ -274,7 +276,8 @@ async def test_a_load_that_takes_time_shows_how_far_it_is(client, service, monke
     monkeypatch.setattr(private, "PROGRESS_S", 0.01)
     service.may_load.clear()
     loading = asyncio.create_task(post(client, "load", wire.Load(b"/m.gguf", None)))
-    await asyncio.sleep(0.05)
+    await service.loads.wait()
+    await asyncio.sleep(0.05)  # later than the server's own timer on this loop
     service.may_load.set()
     *shown, last = await loading
     assert set(shown) == {Loading(0.5)}
