@@ -20,14 +20,16 @@ from pinyon.models.devices import usable_threads
 
 PROMPT_TOKENS = 66
 CAP_BYTES = 200 << 20
-LOOK_S = 0.002
+LOOK_S = 0.005
 
 
-def blocks_bytes(folder: Path) -> int:
+def kept_bytes(folder: str) -> int:
+    """Return what all files below a folder hold together, unfinished ones and notes included."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            total += path.stat().st_size if path.suffix in {".kv", ".new"} else 0
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                total += kept_bytes(entry.path) if entry.is_dir() else entry.stat().st_size
     return total
 
 
@@ -41,7 +43,7 @@ def main() -> None:
 
         def look() -> None:
             while not is_over.wait(LOOK_S):
-                seen.append(blocks_bytes(folder))
+                seen.append(kept_bytes(str(folder)))
 
         config = EngineConfig(os.fsencode(path), usable_threads(), 2048, kv_ram_cap_bytes=CAP_BYTES)
         loaded = load_engine(config, path, NativeLog(log))
@@ -58,7 +60,7 @@ def main() -> None:
             while engine.tidy() == 0.0:
                 pass
             if number % 500 == 0:
-                say(f"{number} prompts, {blocks_bytes(folder) >> 20} MiB")
+                say(f"{number} prompts, {kept_bytes(str(folder)) >> 20} MiB")
         engine.close()
         loaded.close()
         is_over.set()
