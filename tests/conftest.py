@@ -1,5 +1,6 @@
 """Models that tests share."""
 
+import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from tiny_models import write_tiny_llama
 from pinyon.engine.client import EngineClient
 from pinyon.models import catalog
 from pinyon.models.wheel_source import fetch
+
+# A shell starts what it runs in the background with SIGINT ignored, and so would the programs under test be.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
