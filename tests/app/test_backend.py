@@ -170,7 +170,7 @@ async def test_the_server_s_model_is_used_as_if_it_was_loaded_here(folders, back
     foretold = await model.estimate(ask())
     assert (foretold.prompt_tokens, foretold.resident) == (end.usage.prompt_tokens, len(TALK) - 1)
     assert len(model.digest) == 64
-    assert (await backend.forget("talk")).blocks == 2
+    assert (await backend.forget("talk")).blocks in {1, 2}, "its end may not have been stored yet"
     assert (await model.estimate(ask())).cached == 0
     with pytest.raises(ModelSlotError, match="tiny is served"):
         await backend.load(str(other))
