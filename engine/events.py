@@ -61,6 +61,21 @@ class Timings(msgspec.Struct, frozen=True):
     decode_s: float
 
 
+def prompt_tokens_per_s(usage: Usage, timings: Timings) -> float | None:
+    """Return how fast the part of the prompt that was not cached was computed; None where there was none."""
+    return rate(usage.prompt_tokens - usage.cached_tokens, timings.prefill_s)
+
+
+def tokens_per_s(usage: Usage, timings: Timings) -> float | None:
+    """Return how fast tokens followed the first one, which belongs to the prefill; None where none did."""
+    return rate(usage.completion_tokens - 1, timings.decode_s)
+
+
+def rate(number: int, duration_s: float) -> float | None:
+    """Return a number per second; None where nothing was counted or no time went by."""
+    return number / duration_s if number > 0 and duration_s > 0 else None
+
+
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
     """How much of the prompt is there, in tokens, and how much of that was cached. The first one says 0: the request was accepted."""
 

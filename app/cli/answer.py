@@ -10,7 +10,7 @@ from pinyon.app.cli.code_block import first_code_block
 from pinyon.app.cli.terminal import for_stdout, print_json, printable
 from pinyon.app.errors import AnswerError
 from pinyon.engine.cache_report import CacheReport
-from pinyon.engine.events import Chunk, Finished, FinishReason
+from pinyon.engine.events import Chunk, Finished, FinishReason, prompt_tokens_per_s, tokens_per_s
 
 if TYPE_CHECKING:
     from pinyon.app.service import Model
@@ -60,16 +60,11 @@ class Stats(msgspec.Struct, frozen=True):
             queue_s=round(timings.queue_s, 3),
             prefill_s=round(timings.prefill_s, 3),
             decode_s=round(timings.decode_s, 3),
-            prompt_tokens_per_s=_rate(usage.prompt_tokens - usage.cached_tokens, timings.prefill_s),
-            # The first token belongs to the prefill.
-            tokens_per_s=_rate(usage.completion_tokens - 1, timings.decode_s),
+            prompt_tokens_per_s=round(prompt_tokens_per_s(usage, timings) or 0.0, 1),
+            tokens_per_s=round(tokens_per_s(usage, timings) or 0.0, 1),
             cache=finished.cache,
             why_no_disk=model.why_no_disk,
         )
-
-
-def _rate(tokens: int, seconds: float) -> float:
-    return round(tokens / seconds, 1) if tokens > 0 and seconds > 0 else 0.0
 
 
 class Format(StrEnum):

@@ -6,13 +6,10 @@ from typing import TextIO
 
 import msgspec
 
+from pinyon.app.control_codes import OBEYED
 from pinyon.models import disk
 
-_ALLOWED = "\n\t"
-_PICTURES = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in _ALLOWED}
-# C1, and what would turn round the text beside it: bidi embeddings, overrides and isolates.
-_OTHERS = (*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_REPLACED = {**_PICTURES, 0x7F: "\u2421", **dict.fromkeys(_OTHERS, "\ufffd")}
+_REPLACED = {code: chr(0x2400 + code) if code < 0x20 else "\ufffd" for code in OBEYED} | {0x7F: "\u2421"}
 
 
 def printable(text: str) -> str:

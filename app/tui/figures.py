@@ -10,7 +10,18 @@ from typing import Final
 
 from pinyon.app.tui import amounts
 from pinyon.engine.cache_report import CacheReport
-from pinyon.engine.events import Chunk, Event, Failed, Finished, Progress, Timings, Usage
+from pinyon.engine.events import (
+    Chunk,
+    Event,
+    Failed,
+    Finished,
+    Progress,
+    Timings,
+    Usage,
+    prompt_tokens_per_s,
+    rate,
+    tokens_per_s,
+)
 
 SAMPLE_S: Final = 0.5
 """How much time one sample of the speed covers."""
@@ -87,7 +98,7 @@ class AnswerMeter:
             cached_tokens=self._prompt.cached,
             prompt_tokens_per_s=self._prompt_rate,
             completion_tokens=self._tokens,
-            tokens_per_s=None if first_at is None else _rate(self._tokens - 1, self._last_at - first_at),
+            tokens_per_s=None if first_at is None else rate(self._tokens - 1, self._last_at - first_at),
             speeds=tuple(self._speeds),
         )
 
@@ -96,7 +107,7 @@ class AnswerMeter:
         if self._accepted_at is None:
             self._accepted_at = now
         self._prompt = progress
-        self._prompt_rate = _rate(progress.done - progress.cached, now - self._accepted_at)
+        self._prompt_rate = rate(progress.done - progress.cached, now - self._accepted_at)
 
     def _take_tokens(self, number: int) -> None:
         now = self._clock()
@@ -146,15 +157,11 @@ def _ended(so_far: Figures, usage: Usage, timings: Timings, cache: CacheReport) 
         ttft_s=timings.queue_s + timings.prefill_s if usage.completion_tokens else None,
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
-        prompt_tokens_per_s=_rate(usage.prompt_tokens - usage.cached_tokens, timings.prefill_s),
+        prompt_tokens_per_s=prompt_tokens_per_s(usage, timings),
         completion_tokens=usage.completion_tokens,
-        tokens_per_s=_rate(usage.completion_tokens - 1, timings.decode_s),  # the first token belongs to the prefill
+        tokens_per_s=tokens_per_s(usage, timings),
         cache=cache,
     )
-
-
-def _rate(number: int, duration_s: float) -> float | None:
-    return number / duration_s if number > 0 and duration_s > 0 else None
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float | None:

@@ -5,8 +5,9 @@ What a terminal would obey is taken out, one character at a time: so text that c
 
 import re
 
-# C0 but newline and tab, DEL, C1; bidi embeddings, overrides and isolates, which would turn round what stands beside them.
-_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+from pinyon.app.control_codes import OBEYED
+
+_OBEYED = re.compile(f"[{re.escape(''.join(map(chr, sorted(OBEYED))))}]")
 _BREAKS = re.compile("[\u2028\u2029]")
 _UNENCODABLE = re.compile("[\ud800-\udfff]")
 
