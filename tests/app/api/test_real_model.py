@@ -185,13 +185,12 @@ async def test_messages_of_a_hundred_marks_and_nul_are_answered(serve, tiny):
 
 
 async def test_the_death_of_the_worker_ends_streams_and_the_next_request_works(serve, tiny):
-    api = await serve(tiny)
-    forced = {"logit_bias": {"72": 100}}
+    api = await serve(tiny, context=16_384)
+    endless = {"logit_bias": {"72": 100}, "max_tokens": 5000, "stream": True}
     async with listening(api.server.app) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
+        await api.whole(CHAT, chat_body(max_tokens=1))  # what renders chats has started: none of the two waits for it
         pid = await api.server.pid()
-        bodies = [
-            json.dumps({**body, **forced, "stream": True}) for body in (chat_body(), text_body(prompt=["a", "b"]))
-        ]
+        bodies = [json.dumps({**body, **endless}) for body in (chat_body(), text_body(prompt=["a", "b"]))]
         both_stream = asyncio.Barrier(2)
         raw = await asyncio.gather(
             killed_in_mid_stream(client, CHAT, bodies[0], pid, both_stream),
