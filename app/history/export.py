@@ -11,11 +11,12 @@ from typing import Final
 
 import msgspec
 
+from pinyon.app.control_codes import OBEYED
 from pinyon.app.history.records import Answered, Conversation, Message, Role, State
 
 _FENCE: Final = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
-# Neither is a character of HTML: they are shown by a sign.
-_CONTROLS: Final = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+# Neither C0 nor C1 are characters of HTML: they are shown by a sign. What turns text round stays within its element.
+_CONTROLS: Final = {code: "\ufffd" for code in OBEYED if code < 0xA0}
 _STYLE: Final = """
 :root { color-scheme: light dark }
 body { max-width: 48rem; margin: 2rem auto; padding: 0 1rem; font: 1rem/1.5 system-ui, sans-serif }
