@@ -7,7 +7,7 @@ import codecs
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -21,6 +21,8 @@ MAX_FILES: Final = 1000
 """Of one folder."""
 FETCH_S: Final = 30.0
 STDIN: Final = "-"
+GAP: Final = "\n\n"
+"""Between what is attached and what follows it."""
 
 _URL = re.compile(r"https?://", re.IGNORECASE)
 _KINDS: Final = {
@@ -82,6 +84,11 @@ def fenced(attachment: Attachment) -> str:
     longest = max(map(len, re.findall(r"`{3,}", attachment.text)), default=2)
     fence = "`" * (longest + 1)
     return f"{attachment.name}\n{fence}{language(attachment.name)}\n{attachment.text.rstrip(chr(10))}\n{fence}"
+
+
+def joined(parts: Iterable[str]) -> str:
+    """Return what a model reads as one text, an empty line between its parts; what is attached comes first."""
+    return GAP.join(part for part in parts if part.strip())
 
 
 def language(name: str) -> str:

@@ -1,16 +1,16 @@
 """From a conversation to an answer: what the model is shown of it, the answer written down as it comes, and what an edit costs."""
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from pinyon.app.ask import Ask, Chat, SamplingChoice, new_id
+from pinyon.app.ask import Ask, Chat, SamplingChoice
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Answered, Conversation, Message, Role, State
 from pinyon.engine.events import Chunk, Event, Failed, Finished, FinishReason
-from pinyon.engine.request import Grammar
 from pinyon.models import chat_template
 
 if TYPE_CHECKING:
@@ -26,31 +26,15 @@ _AS_TOLD: Final[dict[Role, chat_template.Role]] = {
 
 
 class Choices(msgspec.Struct, frozen=True):
-    """How an answer is to be made; fields as in Ask. `id` names the request: Model.cancel takes it."""
+    """How the answers of a chat are made; fields as in Ask."""
 
     sampling: SamplingChoice = SamplingChoice()
     max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    grammar: Grammar | None = None
-    use_cache: bool = True
     private: bool = False
-    deterministic: bool | None = None
-    id: str = msgspec.field(default_factory=new_id)
 
     def ask(self, chat: Chat, conversation: str) -> Ask:
         """Return what is asked of a model."""
-        return Ask(
-            chat,
-            self.sampling,
-            self.max_tokens,
-            self.stop,
-            grammar=self.grammar,
-            use_cache=self.use_cache,
-            private=self.private,
-            deterministic=self.deterministic,
-            conversation=conversation,
-            id=self.id,
-        )
+        return Ask(chat, self.sampling, self.max_tokens, private=self.private, conversation=conversation)
 
 
 class Update(NamedTuple):
@@ -91,15 +75,16 @@ def as_chat(path: Sequence[Message], begun: str = "") -> Chat:
     )
 
 
-async def answer(
+async def written(
     history: History,
     model: "Model",
-    conversation: Conversation,
+    conversation: str,
     parent: int,
-    choices: Choices,
+    ask: Ask,
     begun: Message | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncGenerator[Update]:
-    """Have the path to `parent` answered, and write the answer down as a child of it, piece by piece.
+    """Generate what is asked, and write the answer down as a child of `parent`, piece by piece.
 
     With `begun`, a cut answer to the same parent, the new one starts with its text and goes on from there. Closing the iterator
     early cancels; what is there by then is kept.
@@ -108,24 +93,15 @@ async def answer(
         TemplateError: the model's template does not take the conversation. The message keeps the reason.
         AppError: the running server refuses, or is gone.
     """
-    chat = as_chat(history.tree(conversation.id).path(parent), "" if begun is None else begun.text)
-    ask = choices.ask(chat, conversation.id)
-    async with contextlib.aclosing(written(history, model, conversation.id, parent, ask, begun)) as updates:
-        async for update in updates:
-            yield update
-
-
-async def written(
-    history: History, model: "Model", conversation: str, parent: int, ask: Ask, begun: Message | None = None
-) -> AsyncGenerator[Update]:
-    """Generate what is asked, and write it down as a child of `parent`; else as `answer`."""
     text, reasoning = ("", "") if begun is None or not begun.text else (begun.text, begun.reasoning)
     message = history.add(conversation, parent, Role.ASSISTANT, text, reasoning=reasoning, state=State.STREAMING).id
     is_open, state, error = True, State.CANCELLED, ""
+    thinking = _Thinking(clock)
     try:
         async with contextlib.aclosing(model.generate(ask)) as events:
             async for event in events:
-                _write(history, message, model, ask, event)
+                thinking.take(event)
+                _write(history, message, model, ask, event, thinking.seconds)
                 is_open = not isinstance(event, Finished | Failed)
                 yield Update(message, event)
     except Exception as reason:
@@ -136,10 +112,38 @@ async def written(
             history.finish(message, state, None, error)
 
 
+class _Thinking:
+    """How long a model thinks: from its first thought to the first text of its answer, or to the end."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.seconds = 0.0
+        self._clock = clock
+        self._since: float | None = None
+        self._is_over = False
+
+    def take(self, event: Event) -> None:
+        if self._is_over or not isinstance(event, Chunk | Finished):
+            return
+        if self._since is not None:
+            self.seconds = self._clock() - self._since
+        elif isinstance(event, Chunk) and event.reasoning:
+            self._since = self._clock()
+        self._is_over = isinstance(event, Finished) or bool(event.text)
+
+
+async def context_taken(model: "Model", path: Sequence[Message], choices: Choices) -> int:
+    """Return how many tokens the messages take in the model's context, the last one as far as it is written. Raises as written."""
+    if not path:
+        return 0
+    *before, last = path
+    chat = as_chat(before, last.text) if last.role is Role.ASSISTANT else as_chat(path)
+    return (await model.estimate(choices.ask(chat, last.conversation))).prompt_tokens
+
+
 async def what_edit_costs(
     history: History, model: "Model", conversation: Conversation, parent: int | None, text: str, choices: Choices
 ) -> EditCost:
-    """Return what it costs to go on with `text` below `parent` instead of as the conversation stands. Raises as answer."""
+    """Return what it costs to go on with `text` below `parent` instead of as the conversation stands. Raises as written."""
     tree = history.tree(conversation.id)
     before = () if parent is None else tree.path(parent)
     said = chat_template.Message("user", text)
@@ -153,18 +157,19 @@ async def what_edit_costs(
     )
 
 
-def _write(history: History, message: int, model: "Model", ask: Ask, event: Event) -> None:
+def _write(history: History, message: int, model: "Model", ask: Ask, event: Event, reasoning_s: float) -> None:
     match event:
         case Chunk():
             history.stream(message, event.text, event.reasoning)
         case Finished():
             is_cancelled = event.reasons[0] is FinishReason.CANCELLED
-            history.finish(message, State.CANCELLED if is_cancelled else State.COMPLETE, _answered(model, ask, event))
+            state = State.CANCELLED if is_cancelled else State.COMPLETE
+            history.finish(message, state, _answered(model, ask, event, reasoning_s))
         case Failed():
             history.finish(message, State.FAILED, None, event.message)
 
 
-def _answered(model: "Model", ask: Ask, event: Finished) -> Answered:
+def _answered(model: "Model", ask: Ask, event: Finished, reasoning_s: float) -> Answered:
     return Answered(
         model=model.name,
         digest=model.digest,
@@ -174,4 +179,5 @@ def _answered(model: "Model", ask: Ask, event: Finished) -> Answered:
         timings=event.timings,
         cache=event.cache,
         seed=event.seed,
+        reasoning_s=reasoning_s,
     )

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from pinyon.app.attachments import joined
 from pinyon.app.errors import UsageError
 from pinyon.models.disk import printable
 
@@ -59,7 +60,7 @@ class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         values[INPUT] = given
         prompt = string.Template(self.prompt).substitute(values)
         if not self.takes_input:
-            prompt = "\n\n".join(part for part in (given, prompt) if part.strip())
+            prompt = joined((given, prompt))
         return prompt, self.system and string.Template(self.system).substitute(values)
 
     def _named_variables(self) -> str:

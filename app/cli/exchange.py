@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pinyon.app.ask import Ask, Chat, RawText
-from pinyon.app.attachments import Attachment, fenced
+from pinyon.app.attachments import GAP, Attachment, fenced, joined
 from pinyon.app.cli.answer import Answer, Stats
 from pinyon.app.cli.ending import at, on_interrupt
 from pinyon.app.cli.failures import ExitCode
@@ -26,7 +26,7 @@ from pinyon.models.store import Store
 
 if TYPE_CHECKING:
     from pinyon.app.history.history import History
-    from pinyon.app.history.records import Conversation
+    from pinyon.app.history.records import Attached, Conversation
     from pinyon.app.service import Model
 
 
@@ -61,7 +61,7 @@ async def exchange(wish: Wish, answer: Answer, *, with_stats: bool) -> ExitCode:
     started = time.monotonic()
     async with ready(wish) as (model, history, before):
         load_s = time.monotonic() - started
-        attached = [(attachment, await model.count(fenced(attachment))) for attachment in wish.attachments]
+        attached = await _attached(wish, model)
         _tell_tokens(attached)
         ask, parent = noted(wish, history, before, model.name, attached)
         deadline = None if wish.timeout_s is None else started + wish.timeout_s
@@ -138,19 +138,18 @@ def noted(
     history: "History",
     before: "Conversation | None",
     model: str,
-    attached: Sequence[tuple[Attachment, int]],
+    attached: Sequence["Attached"],
 ) -> tuple[Ask, int]:
     """Write what is new into the history. Return what the model is asked, and the message that is answered."""
     from pinyon.app.conversing import title_of  # noqa: PLC0415  brings SQLite
-    from pinyon.app.history.records import Attached, Role  # noqa: PLC0415
+    from pinyon.app.history.records import Role  # noqa: PLC0415
 
     ask, parent = asked(wish, history, before)
     conversation = (before or history.start(title=title_of(wish.title), model=model)).id
     for message in _new_messages(wish.ask):
-        files = tuple(Attached(file.name, file.size_bytes, tokens) for file, tokens in attached)
         is_user = message.role == "user"
         role = Role.USER if is_user else Role.SYSTEM
-        parent = history.add(conversation, parent, role, message.content, attached=files if is_user else ()).id
+        parent = history.add(conversation, parent, role, message.content, attached=attached if is_user else ()).id
     assert parent is not None, "there is something new"
     return msgspec.structs.replace(ask, conversation=conversation), parent
 
@@ -172,10 +171,22 @@ def _last_answer(history: "History", conversation: str) -> int | None:
     return next((message.id for message in reversed(path) if message.role is Role.ASSISTANT and message.text), None)
 
 
-def _tell_tokens(attached: Sequence[tuple[Attachment, int]]) -> None:
+async def _attached(wish: Wish, model: "Model") -> list["Attached"]:
+    """Count what is attached. Where a template does not put it first, it is a part of the words."""
+    from pinyon.app.history.records import Attached  # noqa: PLC0415
+
+    texts = [*map(fenced, wish.attachments)]
+    is_first = f"{_new_messages(wish.ask)[-1].content}{GAP}".startswith(f"{joined(texts)}{GAP}")
+    return [
+        Attached(file.name, file.size_bytes, await model.count(text), len(text) if is_first else 0)
+        for file, text in zip(wish.attachments, texts, strict=True)
+    ]
+
+
+def _tell_tokens(attached: Sequence["Attached"]) -> None:
     if sys.stderr.isatty():
-        for file, tokens in attached:
-            print(f"{printable(file.name)}: {tokens:,} tokens", file=sys.stderr)
+        for file in attached:
+            print(f"{printable(file.name)}: {file.tokens:,} tokens", file=sys.stderr)
 
 
 async def _generate(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pinyon.app.attachments import STDIN, Attachment, attached, fenced
+from pinyon.app.attachments import STDIN, Attachment, attached, fenced, joined
 from pinyon.app.errors import UsageError
 from pinyon.models.disk import printable
 
@@ -27,8 +27,7 @@ class Given:
     @property
     def text(self) -> str:
         """All of it as one text; empty where nothing was given."""
-        parts = [*map(fenced, self.attachments), self.piped, self.words]
-        return "\n\n".join(part for part in parts if part.strip())
+        return joined((*map(fenced, self.attachments), self.piped, self.words))
 
 
 def given(words: Iterable[str], files: Sequence[str], *, urls: bool, pipe_is_needed: bool) -> Given:

@@ -33,10 +33,11 @@ def markdown(conversation: Conversation, path: Sequence[Message], *, reasoning: 
     parts = [f"# {_one_line(conversation.title) or 'Conversation'}"]
     for message in path:
         parts.append(f"## {_heading(message)}")
-        parts += [f"- attached: {each}" for each in _attached(message)]
+        for title, text in _attached(message):
+            parts += [f"- attached: {title}", text]
         if reasoning and message.reasoning:
             parts.append("\n".join(f"> {line}" for line in message.reasoning.splitlines()))
-        parts.append(_with_closed_fences(message.text))
+        parts.append(_with_closed_fences(message.typed))
         parts += [f"*{_one_line(line)}*" for line in _remarks(message)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -75,15 +76,19 @@ def html(conversation: Conversation, path: Sequence[Message], *, reasoning: bool
 
 def _article(message: Message, *, reasoning: bool) -> str:
     lines = [f'<article class="{message.role}">', f"<h2>{_escaped(_heading(message))}</h2>"]
-    lines += [f"<p>attached: {_escaped(each)}</p>" for each in _attached(message)]
+    for title, text in _attached(message):
+        about = f"attached: {title}"
+        lines.append(_folded(about, text) if text else f"<p>{_escaped(about)}</p>")
     if reasoning and message.reasoning:
-        lines.append(
-            f'<details><summary>Thoughts</summary><pre dir="auto">{_escaped(message.reasoning)}</pre></details>'
-        )
-    lines.append(f'<pre dir="auto">{_escaped(message.text)}</pre>')
+        lines.append(_folded("Thoughts", message.reasoning))
+    lines.append(f'<pre dir="auto">{_escaped(message.typed)}</pre>')
     if remarks := _remarks(message):
         lines.append(f"<footer>{'<br>'.join(map(_escaped, remarks))}</footer>")
     return "\n".join((*lines, "</article>"))
+
+
+def _folded(about: str, text: str) -> str:
+    return f'<details><summary>{_escaped(about)}</summary><pre dir="auto">{_escaped(text)}</pre></details>'
 
 
 def _escaped(text: str) -> str:
@@ -101,9 +106,10 @@ def _heading(message: Message) -> str:
     return f"{who}, {dt.datetime.fromtimestamp(message.created_at).astimezone():%Y-%m-%d %H:%M:%S %z}"
 
 
-def _attached(message: Message) -> Iterator[str]:
-    for each in message.attached:
-        yield f"{_one_line(each.name)} ({each.size_bytes:,} bytes, {each.tokens:,} tokens)"
+def _attached(message: Message) -> Iterator[tuple[str, str]]:
+    """Yield what is attached: about it, and its text as far as that is known apart from the message's."""
+    for each, text in zip(message.attached, message.attached_texts, strict=True):
+        yield f"{_one_line(each.name)} ({each.size_bytes:,} bytes, {each.tokens:,} tokens)", text
 
 
 def _remarks(message: Message) -> list[str]:

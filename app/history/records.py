@@ -1,10 +1,12 @@
 """What the history holds: conversations, and the messages that make a tree in each of them."""
 
 from enum import StrEnum
+from itertools import accumulate
 
 import msgspec
 
 from pinyon.app.ask import SamplingChoice
+from pinyon.app.attachments import GAP
 from pinyon.engine.cache_report import CacheReport
 from pinyon.engine.events import FinishReason, Timings, Usage
 
@@ -26,15 +28,22 @@ class State(StrEnum):
 
 
 class Attached(msgspec.Struct, frozen=True):
-    """What was attached to a message; its text is part of the message's."""
+    """What was attached to a message; `chars` of the message's text are its, 0 where an earlier version did not note it.
+
+    What is attached stands before all else in the text, in its order, each followed by an empty line.
+    """
 
     name: str
     size_bytes: int
     tokens: int
+    chars: int = 0
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """How an answer was made. `digest` is the SHA-256 of the weights in hex, "" where it was not known."""
+    """How an answer was made. `digest` is the SHA-256 of the weights in hex, "" where it was not known.
+
+    `reasoning_s` is how long the model thought, in seconds; 0.0 also where an earlier version did not note it.
+    """
 
     model: str
     digest: str
@@ -44,6 +53,7 @@ class Answered(msgspec.Struct, frozen=True):
     timings: Timings
     cache: CacheReport = CacheReport()
     seed: int | None = None
+    reasoning_s: float = 0.0
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -66,6 +76,17 @@ class Message(msgspec.Struct, frozen=True):
     attached: tuple[Attached, ...] = ()
     error: str = ""
     used: int = 0
+
+    @property
+    def attached_texts(self) -> tuple[str, ...]:
+        """The text of each of `attached`; empty where that is not known."""
+        starts = accumulate((each.chars + len(GAP) for each in self.attached), initial=0)
+        return tuple(self.text[at : at + each.chars] for each, at in zip(self.attached, starts, strict=False))
+
+    @property
+    def typed(self) -> str:
+        """The user's own words: the text without what was attached, as far as that is known."""
+        return self.text[sum(each.chars + len(GAP) for each in self.attached if each.chars) :]
 
 
 class Conversation(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 import msgspec
 
 from pinyon.app.backend import Backend
-from pinyon.app.conversing import Choices
+from pinyon.app.conversing import Choices, context_taken
 from pinyon.app.errors import UsageError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Message, Role, State
@@ -174,7 +174,11 @@ class Actions:
         await self._desk.show("The cache", reports.cache_report(self._dialogue.path))
 
     async def context(self, _argument: str) -> None:
-        await self._desk.show("The context", reports.context_report(self._dialogue.path, self._dialogue.model))
+        model = self._dialogue.model
+        if model is None:
+            raise UsageError("no model is loaded that could count the tokens")
+        taken = await context_taken(model, self._dialogue.path, self._dialogue.choices)
+        await self._desk.show("The context", reports.context_report(taken, model))
 
     async def help(self, _argument: str) -> None:
         await self._desk.show("Keys and commands", commands.help_text(commands.keymap(self._desk.settings.keys)))

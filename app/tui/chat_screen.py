@@ -5,25 +5,27 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import ClassVar, Final
 
-from textual import events
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import Footer, Static
+from textual.widgets import Footer, Static, TextArea
 
+from pinyon.app.attachments import joined
 from pinyon.app.backend import Backend
 from pinyon.app.conversing import Choices
 from pinyon.app.history.history import History
-from pinyon.app.history.records import Attached, Message, Role
+from pinyon.app.history.records import Message, Role
 from pinyon.app.history.tree import Tree
 from pinyon.app.settings import Folders, Settings
-from pinyon.app.tui import commands, reports
+from pinyon.app.tui import amounts, commands, reports
 from pinyon.app.tui.actions import is_cut
 from pinyon.app.tui.chips import Chips
 from pinyon.app.tui.dialogs import LineDialog, TextDialog
-from pinyon.app.tui.dialogue import EXPECTED, Dialogue, Draft
+from pinyon.app.tui.dialogue import Dialogue
+from pinyon.app.tui.draft import Draft
 from pinyon.app.tui.dropped import dropped_paths
 from pinyon.app.tui.figures import footer
 from pinyon.app.tui.live_gauges import LiveGauges
@@ -34,6 +36,7 @@ from pinyon.app.tui.screen_actions import ScreenActions
 from pinyon.app.tui.shown import MessageAction, Shown
 from pinyon.app.tui.sidebar import Sidebar
 from pinyon.app.tui.transcript import Transcript
+from pinyon.app.tui.turns import EXPECTED
 from pinyon.engine.events import Chunk, Event, Progress
 
 EDIT_COST_PAUSE_S: Final = 0.3
@@ -67,6 +70,7 @@ _OF_MESSAGE: Final = {
     MessageAction.NEXT: "next",
     MessageAction.COPY: "copy",
     MessageAction.DELETE: "delete",
+    MessageAction.ATTACHMENTS: "attachments",
 }
 
 
@@ -197,8 +201,8 @@ class ChatScreen(Screen[None]):
         if command is not None:
             self.prompt.take()
             self.do(command[0].id, command[1])
-        elif event.text.strip() or self.chips.pieces:
-            await self._send(self.prompt.take())
+        elif not self._draft.is_empty:
+            await self._send()
 
     async def on_prompt_pasted(self, event: Prompt.Pasted) -> None:
         event.stop()
@@ -210,14 +214,15 @@ class ChatScreen(Screen[None]):
 
     def on_prompt_recall(self, event: Prompt.Recall) -> None:
         event.stop()
-        if event.steps > 0 and not self.prompt.text and (text := self.dialogue.take_back()) is not None:
-            self.prompt.put(text)
+        is_empty = self._draft.is_empty
+        if event.steps > 0 and is_empty and (draft := self.dialogue.take_back()) is not None:
+            self._put_draft(draft)
             return
-        said = [message.text for message in self.dialogue.path if message.role is Role.USER]
+        said = [message for message in self.dialogue.path if message.role is Role.USER]
         place = self._recalled + event.steps
-        if 0 <= place <= len(said) and (self._recalled or not self.prompt.text):
+        if 0 <= place <= len(said) and (self._recalled or is_empty):
             self._recalled = place
-            self.prompt.put(said[-place] if place else "")
+            self._put_draft(Draft.of(said[-place]) if place else Draft(""))
 
     def on_prompt_attach(self, event: Prompt.Attach) -> None:
         event.stop()
@@ -227,8 +232,10 @@ class ChatScreen(Screen[None]):
         event.stop()
         self.prompt.pick(event.choice)
 
-    def on_text_area_changed(self) -> None:
-        if not self.prompt.text:
+    @on(TextArea.Changed)
+    @on(Chips.Changed)
+    def _draft_changed(self) -> None:
+        if self._draft.is_empty:
             self._recalled = 0
         if self._edited is not None:
             self._rest.reset()
@@ -313,14 +320,14 @@ class ChatScreen(Screen[None]):
     def edit(self, message: Message) -> None:
         """Have a message of the user's edited in the prompt; sending it makes a branch."""
         self._edited = message
-        self.prompt.put(message.text)
+        self._put_draft(Draft.of(message))
         self.prompt.focus()
 
     def give_up_edit(self) -> None:
         """Leave everything as it stands."""
         if self._edited is not None:
             self._edited, self._edit_cost = None, ""
-            self.prompt.take()
+            self._put_draft(Draft(""))
 
     async def _guarded(self, doing: Coroutine[None, None, None]) -> None:
         try:
@@ -328,15 +335,18 @@ class ChatScreen(Screen[None]):
         except EXPECTED as error:
             self.told(str(error), is_error=True)
 
-    async def _send(self, text: str) -> None:
-        attached = self.chips.costs()
-        texts = [piece.text() for piece, _ in attached]
-        draft = Draft(
-            "\n\n".join(part for part in (*texts, text) if part.strip()),
-            tuple(Attached(piece.label, piece.size_bytes, tokens or 0) for piece, tokens in attached),
-            typed=text,
-        )
-        await self.chips.clear()
+    @property
+    def _draft(self) -> Draft:
+        """What would be sent now."""
+        return Draft(self.prompt.text, self.chips.pieces)
+
+    def _put_draft(self, draft: Draft) -> None:
+        self.prompt.put(draft.typed)
+        self.chips.put(draft.pieces)
+
+    async def _send(self) -> None:
+        draft = self._draft
+        self._put_draft(Draft(""))
         await self.transcript.choose(None)
         edited, self._edited, self._edit_cost = self._edited, None, ""
         if edited is None:
@@ -348,7 +358,7 @@ class ChatScreen(Screen[None]):
         self._rest.pause()
         if (edited := self._edited) is not None:
             with contextlib.suppress(*EXPECTED):
-                cost = await self.dialogue.cost_of(edited, self.prompt.text)
+                cost = await self.dialogue.cost_of(edited, self._draft.text)
                 if self._edited is edited:
                     self._edit_cost = "" if cost is None else reports.edit_cost(cost)
             self._show_status()
@@ -359,15 +369,17 @@ class ChatScreen(Screen[None]):
         return Shown(
             message.id,
             message.role,
-            message.text,
+            message.typed,
             message.reasoning,
             message.state,
             "" if figures is None else footer(figures),
             (siblings.index(message.id), len(siblings)),
-            tuple(attached.name for attached in message.attached),
+            tuple(f"{each.name} {amounts.cost(each.tokens or None, each.size_bytes)}" for each in message.attached),
             message.error,
+            reasoning_s=0.0 if answered is None else answered.reasoning_s,
             reasoning_tokens=0 if answered is None else answered.usage.reasoning_tokens,
             is_cut=is_cut(message),
+            attached_text=joined(message.attached_texts),
         )
 
     def _show_status(self) -> None:

@@ -1,8 +1,8 @@
 """What goes along with the next message: files and large pastes as chips, each with what it costs in tokens."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from textual import events
@@ -13,9 +13,9 @@ from textual.content import Content
 from textual.message import Message
 from textual.widgets import Static
 
-from pinyon.app.attachments import Attachment, attached, fenced
 from pinyon.app.errors import AppError
 from pinyon.app.tui import amounts
+from pinyon.app.tui.draft import Piece
 from pinyon.app.tui.safe_text import safe_text
 from pinyon.engine.errors import EngineError
 
@@ -33,39 +33,6 @@ def is_large(pasted: str) -> bool:
     return len(pasted) > LARGE_CHARS or len(pasted.splitlines()) > LARGE_LINES
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one path or paste brings. `left_out` are the files of a folder that are no text, with the reasons."""
-
-    label: str
-    attachments: tuple[Attachment, ...]
-    left_out: tuple[str, ...] = ()
-
-    @classmethod
-    def of_paste(cls, pasted: str) -> "Piece":
-        text = pasted.replace("\r\n", "\n").replace("\r", "\n")
-        lines = len(text.splitlines())
-        label = "pasted, 1 line" if lines == 1 else f"pasted, {lines:,} lines"
-        return cls(label, (Attachment("pasted text", text, len(text.encode("utf-8", "replace"))),))
-
-    @classmethod
-    def of_source(cls, source: str, *, urls: bool) -> "Piece":
-        """Read a file, a folder or a URL. Raises UsageError."""
-        found = attached(source, urls=urls)
-        files = len(found.attachments)
-        label = source if files == 1 and not found.left_out else f"{source}, {files} file{'s' * (files > 1)}"
-        left_out = f", {len(found.left_out)} left out" if found.left_out else ""
-        return cls(label + left_out, found.attachments, found.left_out)
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(attachment.size_bytes for attachment in self.attachments)
-
-    def text(self) -> str:
-        """Return what the message will hold of it."""
-        return "\n\n".join(map(fenced, self.attachments))
-
-
 class Chip(Static, can_focus=True):
     """One piece and its cost. Delete, backspace, or a click on its cross removes it."""
 
@@ -81,19 +48,23 @@ class Chip(Static, can_focus=True):
     def __init__(self, piece: Piece) -> None:
         super().__init__()
         self.piece = piece
-        self.tokens: int | None = None
         self.tooltip = Content("\n".join(map(safe_text, piece.left_out))) if piece.left_out else None
 
     def on_mount(self) -> None:
         self.show()
 
     def show(self) -> None:
-        """Paint label and cost; as long as the tokens are not counted, the size."""
+        """Paint label and cost."""
         label = safe_text(self.piece.label).replace("\n", " ")
         if len(label) > _LABEL_CHARS:  # the end of a path says more than its beginning
             label = f"…{label[1 - _LABEL_CHARS :]}"
-        cost = amounts.size(self.piece.size_bytes) if self.tokens is None else amounts.tokens(self.tokens)
+        cost = amounts.cost(self.piece.tokens, self.piece.size_bytes)
         self.update(Content.assemble(label, (f" {cost}", "dim"), _REMOVE))
+
+    def count(self, tokens: int | None) -> None:
+        """Say what it costs; None is not known."""
+        self.piece = replace(self.piece, tokens=tokens)
+        self.show()
 
     def on_click(self, event: events.Click) -> None:
         if event.x >= self.outer_size.width - len(_REMOVE) - 1:
@@ -114,6 +85,9 @@ class Chips(HorizontalScroll):
     Chip:focus { background: $primary; color: $text; }
     """
 
+    class Changed(Message):
+        """A chip has come or gone."""
+
     def __init__(self, count: Count | None = None, *, urls: bool = False, id: str | None = None) -> None:  # noqa: A002
         """`count` counts the tokens of a text, where a model is loaded; it may raise AppError and EngineError."""
         super().__init__(id=id, can_focus=False)
@@ -132,27 +106,31 @@ class Chips(HorizontalScroll):
     @property
     def tokens(self) -> int | None:
         """What all of it costs together; None while a part is not counted."""
-        counted = [chip.tokens for chip in self._chips if chip.tokens is not None]
+        counted = [piece.tokens for piece in self.pieces if piece.tokens is not None]
         return sum(counted) if len(counted) == len(self._chips) else None
-
-    def costs(self) -> tuple[tuple[Piece, int | None], ...]:
-        """Return every piece with its tokens, None while they are not counted."""
-        return tuple((chip.piece, chip.tokens) for chip in self._chips)
 
     async def attach(self, source: str) -> None:
         """Read a file, a folder or a URL and add it. Raises UsageError that says why it cannot be."""
-        await self.add(await asyncio.to_thread(Piece.of_source, source, urls=self._urls))
+        self.add(await asyncio.to_thread(Piece.of_source, source, urls=self._urls))
 
     async def paste(self, text: str) -> None:
-        await self.add(Piece.of_paste(text))
+        self.add(await asyncio.to_thread(Piece.of_paste, text))
 
-    async def add(self, piece: Piece) -> None:
+    def add(self, piece: Piece) -> None:
         chip = Chip(piece)
         self._chips.append(chip)
-        await self.mount(chip, before=self._sum)
+        self.mount(chip, before=self._sum)
         self.scroll_end(animate=False)
         self._count_tokens(chip)
-        self._show()
+        self._changed()
+
+    def put(self, pieces: Iterable[Piece]) -> None:
+        """Put these in the place of what is there."""
+        gone, self._chips = self._chips, []
+        self.remove_children(gone)
+        for piece in pieces:
+            self.add(piece)
+        self._changed()
 
     def count_with(self, count: Count | None) -> None:
         """Count by this model's tokens from now on, also what is here already."""
@@ -160,22 +138,15 @@ class Chips(HorizontalScroll):
             return
         self._count = count
         for chip in self._chips:
-            chip.tokens = None
-            chip.show()
+            chip.count(None)
             self._count_tokens(chip)
         self._show()
-
-    async def clear(self) -> None:
-        """Take all chips away: the message was sent, or given up."""
-        gone, self._chips = self._chips, []
-        self._show()
-        await self.remove_children(gone)
 
     async def on_chip_removed(self, event: Chip.Removed) -> None:
         event.stop()
         if event.chip in self._chips:
             self._chips.remove(event.chip)
-            self._show()
+            self._changed()
             await event.chip.remove()
 
     def _count_tokens(self, chip: Chip) -> None:
@@ -184,13 +155,16 @@ class Chips(HorizontalScroll):
 
     async def _counted(self, chip: Chip, count: Count) -> None:
         try:
-            tokens = await count(await asyncio.to_thread(chip.piece.text))
+            tokens = await count(chip.piece.text)
         except (AppError, EngineError):  # no model, or none that answers: the size stays
             return
         if count == self._count and chip in self._chips:
-            chip.tokens = tokens
-            chip.show()
+            chip.count(tokens)
             self._show()
+
+    def _changed(self) -> None:
+        self._show()
+        self.post_message(self.Changed())
 
     def _show(self) -> None:
         self.set_class(bool(self._chips), "-some")

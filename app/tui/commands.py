@@ -46,6 +46,7 @@ ACTIONS: Final = (
     Action("next", "Show the branch after this one", "right", "next"),
     Action("copy", "Copy a message", "y", "copy"),
     Action("delete", "Leave a message out, and what follows it", "delete", "delete"),
+    Action("attachments", "Show or hide what is attached to a message", "a", "attachments"),
     Action("undo", "Take the last deletion back", "u", "undo"),
     Action("rename", "Give the conversation another title", slash="rename", argument="[TITLE]"),
     Action("delete_conversation", "Delete the conversation, and what is cached of it", slash="delete-conversation"),
@@ -58,7 +59,7 @@ ACTIONS: Final = (
     Action("quit", "Leave the chat", "ctrl+q", "quit"),
 )
 BOUND_ELSEWHERE: Final = frozenset(
-    ("send", "newline", "edit", "regenerate", "go_on", "previous", "next", "copy", "delete")
+    ("send", "newline", "edit", "regenerate", "go_on", "previous", "next", "copy", "delete", "attachments")
 )
 """Whose keys mean this only in the prompt, or only among the messages."""
 MAY_BE_LETTERS: Final = (BOUND_ELSEWHERE - {"send", "newline"}) | {"undo", "stop"}

@@ -10,6 +10,7 @@ from textual.style import Style
 from textual.widgets import Static
 
 from pinyon.app.history.records import Role, State
+from pinyon.app.tui.attachments_view import AttachmentsView
 from pinyon.app.tui.blocks import MarkdownCutter, PlainCutter
 from pinyon.app.tui.growing_text import Place
 from pinyon.app.tui.reasoning_view import ReasoningView
@@ -66,7 +67,10 @@ class MessageView(Vertical):
         self.body = TextView(MarkdownCutter() if shown.role is Role.ASSISTANT else PlainCutter())
         self.body.feed(shown.text)
         self.reasoning: ReasoningView | None = None
+        self.attachments: AttachmentsView | None = None
         self._foot = _Foot(shown)
+        if shown.attached_text:
+            self.attachments = AttachmentsView(shown.attachments, shown.attached_text)
         if shown.reasoning:
             self.reasoning = ReasoningView(
                 shown.reasoning,
@@ -78,7 +82,9 @@ class MessageView(Vertical):
             self.body.close()
 
     def compose(self) -> ComposeResult:
-        if self.shown.attachments:
+        if self.attachments is not None:
+            yield self.attachments
+        elif self.shown.attachments:
             titles = "\n".join(safe_text(title).replace("\n", " ") for title in self.shown.attachments)
             yield Static(Content(titles), classes="attachments")
         if self.reasoning is not None:
@@ -101,6 +107,8 @@ class MessageView(Vertical):
         yield self.body
         if self.reasoning is not None and self.reasoning.expanded:
             yield self.reasoning.thoughts
+        if self.attachments is not None and self.attachments.expanded:
+            yield self.attachments.content
 
     def place_at(self, row: int) -> Place | int:
         """Return what stands in a row: a place in the text, or above it the row itself."""

@@ -14,12 +14,14 @@ from pinyon.app.cli.terminal import for_stdout, printable
 from pinyon.app.conversing import Choices
 from pinyon.app.errors import UsageError
 from pinyon.app.history.history import History
-from pinyon.app.history.records import Attached, Message, Role, State
+from pinyon.app.history.records import Message, Role, State
 from pinyon.app.settings import Folders, Settings
 from pinyon.app.tui import commands
 from pinyon.app.tui.actions import Actions
-from pinyon.app.tui.dialogue import EXPECTED, Dialogue, Draft
+from pinyon.app.tui.dialogue import Dialogue
+from pinyon.app.tui.draft import Draft, Piece
 from pinyon.app.tui.search_query import query_of
+from pinyon.app.tui.turns import EXPECTED
 from pinyon.engine.events import Chunk, Event
 
 SHOWN: Final = 20
@@ -48,7 +50,7 @@ class PlainChat:
         self.dialogue = Dialogue(history, backend, self, choices, model, context)
         self.selected: int | None = None
         self._actions = PlainActions(self)
-        self._attached: list[tuple[str, Attached]] = []
+        self._attached: list[Piece] = []
         self._offered = ""
         self._is_open = True
         self._line = ""
@@ -71,7 +73,7 @@ class PlainChat:
     def attach(self, path: str) -> None:
         """Send a file along with the next message. Raises UsageError."""
         for attachment in attached(str(Path(path).expanduser()), urls=self.settings.urls).attachments:
-            self._attached.append((fenced(attachment), Attached(attachment.name, attachment.size_bytes, 0)))
+            self._attached.append(Piece(attachment.name, fenced(attachment), attachment.size_bytes))
             self.told(f"{attachment.name} goes along with the next message")
 
     # The dialogue's audience
@@ -150,8 +152,7 @@ class PlainChat:
 
     def _say(self, text: str) -> None:
         going, self._attached = self._attached, []
-        texts = (*(fence for fence, _ in going), text)
-        self.dialogue.say(Draft("\n\n".join(filter(None, texts)), tuple(one for _, one in going)))
+        self.dialogue.say(Draft(text, tuple(going)))
 
     def _read(self, prompt: str) -> str | None:
         """Return the next line; None at the end of input. Nothing else goes on meanwhile."""
@@ -218,6 +219,7 @@ class PlainActions(Actions):
 
 
 def _spoken(message: Message) -> str:
-    """A message of the past, its speaker in front; how it ended where it is not whole."""
+    """A message of the past, its speaker in front; what is attached by its name; how it ended where it is not whole."""
+    attached = "".join(f"[{each.name}] " for each in message.attached)
     end = "" if message.state is State.COMPLETE else f" ({message.error or message.state})"
-    return for_stdout(f"{_SPEAKERS[message.role]}: {message.text}{end}")
+    return for_stdout(f"{_SPEAKERS[message.role]}: {attached}{message.typed}{end}")

@@ -44,17 +44,10 @@ def cache_report(path: Sequence[Message]) -> str:
     return "\n".join(lines)
 
 
-def context_report(path: Sequence[Message], model: "Model | None") -> str:
-    """Return how much of the context the conversation takes."""
-    answer = last_answered(path)
-    used = 0
-    if answer is not None and answer.answered is not None:
-        used = answer.answered.usage.prompt_tokens + answer.answered.usage.completion_tokens
-    if model is None:
-        return f"{amounts.tokens(used)} used; no model is loaded"
-    return (
-        f"{used:,} of {model.context_tokens:,} tokens used, {max(0, model.context_tokens - used):,} left ({model.name})"
-    )
+def context_report(taken: int, model: "Model") -> str:
+    """Return how much of a model's context a conversation takes."""
+    left = max(0, model.context_tokens - taken)
+    return f"{taken:,} of {model.context_tokens:,} tokens used, {left:,} left ({model.name})"
 
 
 def params_report(choices: Choices) -> str:

@@ -40,8 +40,13 @@ class ScreenActions(Actions):
         else:
             self._screen.edit(message)
 
+    async def attachments(self, id: str) -> None:  # noqa: A002
+        kind = "a message with attachments"
+        message = self._message(id, kind, lambda message: any(message.attached_texts))
+        await self._screen.transcript.toggle_attachments(message.id)
+
     async def copy(self, id: str) -> None:  # noqa: A002
-        await self.copy_text(self._message(id, "a message", lambda message: bool(message.text)).text)
+        await self.copy_text(self._message(id, "a message with words", lambda message: bool(message.typed)).typed)
 
     async def copy_text(self, text: str) -> None:
         self._screen.told(await clipboard.copy(text, self._screen.write_to_terminal))

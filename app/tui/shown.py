@@ -26,6 +26,8 @@ class Shown:
     reasoning_tokens: int = 0
     is_cut: bool = False
     """Whether it is an answer that has more to say."""
+    attached_text: str = ""
+    """What is attached, which is only shown when the user asks for it; empty where it is part of the text."""
 
 
 class MessageAction(StrEnum):
@@ -36,6 +38,7 @@ class MessageAction(StrEnum):
     NEXT = "next"
     COPY = "copy"
     DELETE = "delete"
+    ATTACHMENTS = "attachments"
 
 
 def actions_of(shown: Shown) -> tuple[MessageAction, ...]:
@@ -43,7 +46,7 @@ def actions_of(shown: Shown) -> tuple[MessageAction, ...]:
     if shown.state is State.STREAMING:
         return (MessageAction.COPY,)
     own = {
-        Role.USER: (MessageAction.EDIT,),
+        Role.USER: (MessageAction.EDIT, *((MessageAction.ATTACHMENTS,) if shown.attached_text else ())),
         Role.ASSISTANT: (MessageAction.REGENERATE, *((MessageAction.CONTINUE,) if shown.is_cut else ())),
         Role.SYSTEM: (MessageAction.EDIT,),
     }[shown.role]

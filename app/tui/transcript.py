@@ -65,6 +65,7 @@ class Transcript(LiveMessages):
         Binding(key_of("next"), "act('next')", "Next version", show=False, id="next"),
         Binding(key_of("copy"), "act('copy')", "Copy", show=False, id="copy"),
         Binding(key_of("delete"), "act('delete')", "Delete", show=False, id="delete"),
+        Binding(key_of("attachments"), "act('attachments')", "Attachments", show=False, id="attachments"),
     ]
 
     class Action(Message):
@@ -247,6 +248,14 @@ class Transcript(LiveMessages):
         views = [view for message, view in self.views.items() if view.reasoning and self._chosen in (None, message)]
         if views and (reasoning := views[-1].reasoning):
             reasoning.expanded = not reasoning.expanded
+
+    async def toggle_attachments(self, message: int) -> None:
+        """Show what is attached to a message, or hide it again."""
+        view = self.views.get(message)
+        if view is None or (view.attachments is not None and not view.attachments.expanded):
+            await self.choose(message)
+        if (attachments := self.views[message].attachments) is not None:
+            attachments.expanded = not attachments.expanded
 
     async def on_click(self, event: Click) -> None:
         if event.widget is not None and event.widget.has_class("news"):

@@ -6,13 +6,15 @@ import pytest
 from fake_backend import ChatModel
 from fake_service import raises, says
 
-from pinyon.app.conversing import Choices, EditCost, answer, as_chat, title_of, what_edit_costs
+from pinyon.app.conversing import Choices, EditCost, as_chat, context_taken, title_of, what_edit_costs, written
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Role, State
 from pinyon.engine.errors import NativeError
-from pinyon.engine.events import Chunk, Failed, Finished, FinishReason
+from pinyon.engine.events import Chunk, Failed, Finished, FinishReason, Timings, Usage
 from pinyon.models.chat_template import Message
 from pinyon.models.errors import TemplateMissingError
+
+CHOICES = Choices()
 
 
 @pytest.fixture
@@ -37,45 +39,52 @@ def begun(history, *texts):
     return conversation, parent
 
 
+def answer(history, model, conversation, parent, choices=CHOICES, begun=None, **settings):
+    """Have the path to `parent` answered."""
+    chat = as_chat(history.tree(conversation.id).path(parent), "" if begun is None else begun.text)
+    return written(history, model, conversation.id, parent, choices.ask(chat, conversation.id), begun, **settings)
+
+
 async def test_an_answer_is_written_down_with_its_figures(history, model):
     conversation, parent = begun(history, "What is a pinyon jay?")
     updates = [update async for update in answer(history, model, conversation, parent, Choices(max_tokens=20))]
-    written = history.tree(conversation.id).path()[-1]
-    assert {update.message for update in updates} == {written.id}
-    assert (written.parent, written.text, written.state) == (parent, "A bird.", State.COMPLETE)
-    assert (written.answered.model, written.answered.digest) == ("fake", "ab" * 32)
-    assert written.answered.finish_reason is FinishReason.STOP
-    assert written.answered.usage == updates[-1].event.usage
+    message = history.tree(conversation.id).path()[-1]
+    assert {update.message for update in updates} == {message.id}
+    assert (message.parent, message.text, message.state) == (parent, "A bird.", State.COMPLETE)
+    assert (message.answered.model, message.answered.digest) == ("fake", "ab" * 32)
+    assert message.answered.finish_reason is FinishReason.STOP
+    assert message.answered.usage == updates[-1].event.usage
+    assert message.answered.reasoning_s == 0.0
 
 
 async def test_the_model_is_asked_as_chosen_and_for_this_conversation(history, model):
     conversation, parent = begun(history, "Hello")
-    async for _ in answer(history, model, conversation, parent, Choices(private=True, id="an id")):
+    async for _ in answer(history, model, conversation, parent, Choices(private=True)):
         pass
     asked = model.asked[0]
-    assert (asked.private, asked.id, asked.conversation) == (True, "an id", conversation.id)
+    assert (asked.private, asked.conversation) == (True, conversation.id)
 
 
 async def test_what_came_before_a_close_is_kept_as_cancelled(history, model):
     conversation, parent = begun(history, "Hello")
-    async with contextlib.aclosing(answer(history, model, conversation, parent, Choices())) as updates:
+    async with contextlib.aclosing(answer(history, model, conversation, parent)) as updates:
         async for update in updates:
             if isinstance(update.event, Chunk) and update.event.text:
                 break
-    written = history.tree(conversation.id).path()[-1]
-    assert written.state is State.CANCELLED
-    assert written.text
-    assert "A bird.".startswith(written.text)
+    message = history.tree(conversation.id).path()[-1]
+    assert message.state is State.CANCELLED
+    assert message.text
+    assert "A bird.".startswith(message.text)
     assert not model.engine.busy
 
 
 async def test_a_failure_keeps_text_and_reason(history):
     model = ChatModel(raises(3, NativeError("decode failed")))
     conversation, parent = begun(history, "Hello")
-    updates = [update async for update in answer(history, model, conversation, parent, Choices())]
-    written = history.tree(conversation.id).path()[-1]
+    updates = [update async for update in answer(history, model, conversation, parent)]
+    message = history.tree(conversation.id).path()[-1]
     assert isinstance(updates[-1].event, Failed)
-    assert (written.text, written.state, written.error) == ("aaa", State.FAILED, updates[-1].event.message)
+    assert (message.text, message.state, message.error) == ("aaa", State.FAILED, updates[-1].event.message)
 
 
 async def test_a_template_that_refuses_is_the_messages_error(history, model):
@@ -86,23 +95,74 @@ async def test_a_template_that_refuses_is_the_messages_error(history, model):
     model.generate = generate
     conversation, parent = begun(history, "Hello")
     with pytest.raises(TemplateMissingError):
-        async for _ in answer(history, model, conversation, parent, Choices()):
+        async for _ in answer(history, model, conversation, parent):
             pass
-    written = history.tree(conversation.id).path()[-1]
-    assert (written.state, written.error) == (State.FAILED, "no template")
+    message = history.tree(conversation.id).path()[-1]
+    assert (message.state, message.error) == (State.FAILED, "no template")
 
 
 async def test_a_cut_answer_goes_on_beside_itself(history, model):
     conversation, _ = begun(history, "What is a pinyon jay?", "A jay is")
     cut = history.tree(conversation.id).path()[-1]
     question = cut.parent
-    async for update in answer(history, model, conversation, question, Choices(), cut):
+    async for update in answer(history, model, conversation, question, begun=cut):
         last = update
     tree = history.tree(conversation.id)
     assert tree.path()[-1].text == "A jay isA bird."
     assert tree.siblings(last.message) == [cut.id, last.message]
     assert model.asked[0].prompt.begun == "A jay is"
     assert isinstance(last.event, Finished)
+
+
+@pytest.mark.parametrize(
+    ("events", "seconds"),
+    [
+        ("rrt", 2.0),
+        ("rt", 1.0),
+        (".r.r..t", 5.0),
+        ("rr", 2.0),  # stopped while it thinks
+        ("b", 0.0),
+        ("trt", 0.0),  # what comes after text is not thought before it
+        ("t", 0.0),
+    ],
+)
+async def test_how_long_it_thought_is_kept_from_the_first_thought_to_the_first_text(history, model, events, seconds):
+    chunks = {
+        "r": Chunk(0, "", reasoning="thought"),
+        "t": Chunk(0, "text"),
+        "b": Chunk(0, "text", reasoning="thought"),
+        ".": Chunk(0, ""),
+    }
+    now = [100.0]
+
+    async def generate(_ask):
+        for event in events:
+            yield chunks[event]
+            now[0] += 1
+        yield Finished((FinishReason.STOP,), Usage(1, 1), Timings(0, 0, 0), None)
+
+    model.generate = generate
+    conversation, parent = begun(history, "Hello")
+    async for _ in answer(history, model, conversation, parent, clock=lambda: now[0]):
+        pass
+    assert history.tree(conversation.id).path()[-1].answered.reasoning_s == seconds
+
+
+async def test_what_a_branch_takes_of_the_context_is_counted_with_the_answer_so_far(history, model):
+    asked = []
+
+    async def estimate(ask):
+        asked.append(ask)
+        return await ChatModel.estimate(model, ask)
+
+    model.estimate = estimate
+    conversation, last = begun(history, "one", "two", "three")
+    assert await context_taken(model, history.tree(conversation.id).path(), CHOICES) == len("onetwothree")
+    answer = history.add(conversation.id, last, Role.ASSISTANT, "fo", reasoning="hm", state=State.STREAMING)
+    history.stream(answer.id, "ur")
+    assert await context_taken(model, history.tree(conversation.id).path(), CHOICES) == len("onetwothreefour")
+    assert [ask.prompt.begun for ask in asked] == ["", "four"]
+    assert await context_taken(model, [], CHOICES) == 0
 
 
 def test_the_last_instructions_stand_in_front_and_empty_answers_are_left_out(history):

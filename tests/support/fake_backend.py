@@ -25,7 +25,7 @@ class ChatModel(FakeModel):
         return len(text)
 
     async def estimate(self, ask: Ask) -> Estimate:
-        tokens = sum(len(message.content) for message in ask.prompt.messages)
+        tokens = sum(len(message.content) for message in ask.prompt.messages) + len(ask.prompt.begun)
         resident = min(self.cached, tokens)
         return Estimate(tokens, resident=resident, compute_s=(tokens - resident) / 100)
 

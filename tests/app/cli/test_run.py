@@ -1,6 +1,7 @@
 """`pinyon run`, option by option, over a fake model: the exact bytes of stdout, what the model is asked, what is kept."""
 
 import asyncio
+import contextlib
 import json
 import os
 import pty
@@ -168,8 +169,28 @@ def test_what_is_attached_is_counted_told_on_a_terminal_and_kept(asked, folders,
     history = History(folders.history_file)
     (user, _) = history.tree(history.latest().id).path()
     history.close()
-    assert user.attached == (Attached("a.txt", 3, tokens),)
+    assert user.attached == (Attached("a.txt", 3, tokens, tokens),)  # a token a character
     assert kept()[0][0] == "a.txt"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "typed"),
+    [
+        ("$input", "What is it?"),
+        ("$input\nBe brief.", "What is it?\nBe brief."),
+        ("Read this: $input", None),
+    ],
+)
+def test_what_a_template_leaves_in_front_is_kept_apart_from_the_words(asked, folders, tmp_path, prompt, typed):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(f"{name}\n")
+    (tmp_path / "t.toml").write_text(f"prompt = {json.dumps(prompt)}")
+    asked("-t", "./t.toml", "-f", "a.txt", "-f", "b.txt", "What is it?")
+    with contextlib.closing(History(folders.history_file)) as history:
+        (user, _) = history.tree(history.latest().id).path()
+    fences = tuple(f"{name}\n```text\n{name}\n```" for name in ("a.txt", "b.txt"))
+    assert user.attached_texts == (fences if typed is not None else ("", ""))
+    assert user.typed == (user.text if typed is None else typed)
 
 
 def test_instructions_come_first(asked):

@@ -172,3 +172,30 @@ def test_html_needs_nothing_from_elsewhere():
     for figure in ("seed 7", "temperature 0.5", "prefill 0.50 s", "ab" * 32):
         assert figure in page
     assert "let me" not in page
+
+
+WITH_FILES = msgspec.structs.replace(
+    ASKED,
+    text="a<b>.py\n```py\nx\n```\n\nb.md\n```\ny\n```\n\nWhy?",
+    attached=(Attached("a<b>.py", 1, 2, 19), Attached("b.md", 3, 4, 14)),
+)
+
+
+def test_markdown_has_each_attachment_below_its_name():
+    assert export.markdown(CONVERSATION, [WITH_FILES]).split("\n\n")[2:] == [
+        "- attached: a<b>.py (1 bytes, 2 tokens)",
+        "a<b>.py\n```py\nx\n```",
+        "- attached: b.md (3 bytes, 4 tokens)",
+        "b.md\n```\ny\n```",
+        "Why?\n",
+    ]
+
+
+def test_html_folds_what_is_attached():
+    document = Document(export.html(CONVERSATION, [WITH_FILES]))
+    assert document.texts["summary"] == ["attached: a<b>.py (1 bytes, 2 tokens)", "attached: b.md (3 bytes, 4 tokens)"]
+    assert document.texts["pre"] == ["a<b>.py\n```py\nx\n```", "b.md\n```\ny\n```", "Why?"]
+
+
+def test_jsonl_has_what_the_model_was_told():
+    assert json.loads(export.jsonl(CONVERSATION, [WITH_FILES]))["messages"][0]["content"] == WITH_FILES.text

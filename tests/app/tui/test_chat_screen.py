@@ -5,16 +5,17 @@ from fake_chat import FakeChat, running
 from fake_service import raises, says
 from textual.widgets import Input, OptionList
 
+from pinyon.app.ask import SamplingChoice
 from pinyon.app.errors import SettingsError
-from pinyon.app.history.records import Role, State
+from pinyon.app.history.records import Answered, Role, State
 from pinyon.app.settings import Settings
 from pinyon.app.tui.commands import ACTIONS
 from pinyon.app.tui.dialogs import TextDialog
-from pinyon.app.tui.dialogue import Draft
+from pinyon.app.tui.draft import Draft
 from pinyon.app.tui.search_screen import SearchScreen
 from pinyon.app.tui.sidebar import Sidebar
 from pinyon.engine.errors import NativeError
-from pinyon.engine.events import Chunk
+from pinyon.engine.events import Chunk, FinishReason, Timings, Usage
 
 LONG = "A long answer that goes on and on."
 HOSTILE = "[/INST] [0] [bold [/ a[b + [@click=app.quit]x[/]"
@@ -584,3 +585,177 @@ async def test_a_branch_that_is_shown_anew_does_not_take_an_edit_away(chat):
     assert chat.screen.prompt.text == "uno"
     await chat.dialogue.open(None)
     assert (chat.screen.is_editing, chat.screen.prompt.text) == (False, "")
+
+
+@pytest.fixture
+def files(tmp_path):
+    """The paths of two files, and what a model reads of them."""
+    texts = {}
+    for name in ("a.py", "b.md"):
+        (tmp_path / name).write_text(f"text of {name}\n")
+        texts[str(tmp_path / name)] = f"{tmp_path / name}\n```{name[2:].replace('py', 'python')}\ntext of {name}\n```"
+    texts[str(tmp_path / "b.md")] = texts[str(tmp_path / "b.md")].replace("```md", "```markdown")
+    return texts
+
+
+async def attach(chat, *paths):
+    await chat.until(lambda: chat.dialogue.model is not None)
+    for place, path in enumerate(paths, 1):
+        await chat.types(f"/attach {path}")
+        await chat.until(lambda place=place: len(chat.screen.chips.pieces) == place)
+    await chat.until(lambda: chat.screen.chips.tokens is not None)
+
+
+async def test_a_question_with_attachments_shows_its_own_words_and_opens_the_rest(chat, files):
+    await attach(chat, *files)
+    await chat.says("What is it?")
+    question = chat.dialogue.path[0]
+    assert chat.model.asked[0].prompt.messages[0].content == "\n\n".join((*files.values(), "What is it?"))
+    assert chat.dialogue.conversation.title == "What is it?"
+    shown = chat.screen._shown(question)
+    assert shown.text == "What is it?"
+    assert shown.attachments == tuple(f"{path} {len(text)} tokens" for path, text in files.items())
+    await chat.types("/attachments")
+    await chat.settled()
+    view = chat.screen.transcript.views[question.id]
+    assert view.attachments.expanded
+    assert view.attachments.content.text == "\n\n".join(files.values())
+    await chat.pilot.press("ctrl+t", "a")
+    await chat.settled()
+    assert not view.attachments.expanded
+    chat.screen.prompt.focus()
+    await chat.types("/new")
+    await chat.settled()
+    await chat.types("/attachments")
+    await chat.until(lambda: chat.told)
+    assert "takes a message with attachments" in chat.told[-1]
+
+
+async def test_an_edited_question_has_its_chips_and_what_is_removed_is_gone(chat, files):
+    await attach(chat, *files)
+    await chat.says("What is it?")
+    costs = []
+    estimate = chat.dialogue.cost_of
+
+    async def cost_of(message, text):
+        costs.append(text)
+        return await estimate(message, text)
+
+    chat.dialogue.cost_of = cost_of
+    await chat.types("/edit")
+    await chat.until(lambda: costs)
+    assert chat.screen.prompt.text == "What is it?"
+    assert [(each.label, each.text) for each in chat.screen.chips.pieces] == list(files.items())
+    chat.screen.chips.query("Chip").first().focus()
+    await chat.pilot.press("delete")
+    await chat.until(lambda: len(costs) > 1)
+    _, remaining = files.values()
+    assert costs == ["\n\n".join((*files.values(), "What is it?")), f"{remaining}\n\nWhat is it?"]
+    chat.screen.prompt.focus()
+    await chat.pilot.press("enter")
+    await chat.settled()
+    question = chat.dialogue.path[0]
+    assert question.text == f"{remaining}\n\nWhat is it?"
+    assert [each.name for each in question.attached] == list(files)[1:]
+    assert len(chat.history.tree(question.conversation).siblings(question.id)) == 2
+    assert chat.screen.chips.pieces == ()
+
+
+async def test_an_edit_that_is_given_up_takes_its_chips_along(chat, files):
+    await attach(chat, *files)
+    await chat.says("What is it?")
+    await chat.types("/edit")
+    await chat.until(lambda: chat.screen.chips.pieces)
+    await chat.pilot.press("escape")
+    await chat.pilot.pause()
+    assert (chat.screen.prompt.text, chat.screen.chips.pieces) == ("", ())
+
+
+async def test_up_recalls_questions_with_their_chips(chat, files):
+    path = next(iter(files))
+    await attach(chat, path)
+    await chat.says("What is it?")
+    await attach(chat, path)
+    await chat.says("")  # nothing but what is attached
+    await chat.says("And this?")
+    seen = []
+    for key in ("up", "up", "up", "down", "down", "down"):
+        await chat.pilot.press(key)
+        await chat.pilot.pause()
+        seen.append((chat.screen.prompt.text, [each.label for each in chat.screen.chips.pieces]))
+    there = [("And this?", []), ("", [path]), ("What is it?", [path])]
+    assert seen == [*there, *there[1::-1], ("", [])]
+
+
+async def test_up_leaves_a_chip_that_waits_to_be_sent(chat, files):
+    await chat.says("one")
+    await attach(chat, *files)
+    await chat.pilot.press("up")
+    await chat.pilot.pause()
+    assert (chat.screen.prompt.text, [each.label for each in chat.screen.chips.pieces]) == ("", list(files))
+
+
+async def test_what_waits_is_taken_back_with_its_chips(tmp_path, files):
+    chat = FakeChat(tmp_path, says("Aye."))
+    chat.backend.ready.clear()
+    async with running(chat):
+        await chat.types("one")
+        path = next(iter(files))
+        await chat.types(f"/attach {path}")
+        await chat.until(lambda: chat.screen.chips.pieces)
+        await chat.types("two")
+        assert chat.screen.chips.pieces == ()
+        await chat.pilot.press("up")
+        await chat.pilot.pause()
+        assert (chat.screen.prompt.text, [each.label for each in chat.screen.chips.pieces]) == ("two", [path])
+        chat.backend.ready.set()
+        await chat.settled()
+        assert chat.texts == ["one", "Aye."]
+
+
+async def test_a_question_is_copied_in_its_own_words(chat, files, monkeypatch):
+    copied = []
+
+    async def copy(text, _write):
+        copied.append(text)
+        return "copied"
+
+    monkeypatch.setattr("pinyon.app.tui.clipboard.copy", copy)
+    await attach(chat, *files)
+    await chat.says("What is it?")
+    await chat.types(f"/copy {chat.dialogue.path[0].id}")
+    await chat.until(lambda: copied)
+    assert copied == ["What is it?"]
+
+
+async def test_how_long_it_thought_is_shown_again_after_a_restart(chat):
+    conversation = chat.history.start(title="one", model="fake")
+    question = chat.history.add(conversation.id, None, Role.USER, "one").id
+    usage = Usage(prompt_tokens=3, completion_tokens=400, reasoning_tokens=340)
+    for reasoning_s in (12.4, 0.0):
+        answer = chat.history.add(
+            conversation.id, question, Role.ASSISTANT, "Aye.", reasoning="hm", state=State.STREAMING
+        )
+        answered = Answered(
+            "fake", "", SamplingChoice(), FinishReason.STOP, usage, Timings(0, 0, 1), reasoning_s=reasoning_s
+        )
+        chat.history.finish(answer.id, State.COMPLETE, answered)
+    seen = []
+    for steps in (0, -1):
+        await chat.dialogue.open(conversation.id)
+        await chat.dialogue.turn(chat.dialogue.path[-1], steps)
+        await chat.settled()
+        view = chat.screen.transcript.views[chat.dialogue.path[-1].id]
+        seen.append(view.reasoning.summary())
+    assert seen == ["thought 340 tokens", "thought 12 s, 340 tokens"]
+
+
+async def test_the_context_is_that_of_the_open_branch_while_an_answer_is_on_its_way(tmp_path):
+    async with running(FakeChat(tmp_path, says(LONG))) as chat:
+        await chat.says("one")
+        await answering(chat, "another question")
+        chat.screen.do("context")
+        await chat.until(lambda: chat.app.screen is not chat.screen)
+        taken = len("one" + LONG + "another question" + chat.dialogue.path[-1].text)
+        assert dialog_text(chat).startswith(f"{taken} of 4,096 tokens used, ")
+        chat.model.unpaused.set()

@@ -1,12 +1,14 @@
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from textual.app import App, ComposeResult
 
-from pinyon.app.attachments import Attachment
+from pinyon.app.attachments import Attachment, fenced
 from pinyon.app.errors import UsageError
-from pinyon.app.tui.chips import LARGE_CHARS, LARGE_LINES, Chip, Chips, Piece, is_large
+from pinyon.app.tui.chips import LARGE_CHARS, LARGE_LINES, Chip, Chips, is_large
+from pinyon.app.tui.draft import Piece
 from pinyon.engine.errors import EngineCrashedError
 
 
@@ -27,7 +29,7 @@ class Prompt(App[None]):
 
 
 def piece(name: str, text: str = "text") -> Piece:
-    return Piece(name, (Attachment(name, text, len(text)),))
+    return Piece(name, fenced(Attachment(name, text, len(text))), len(text))
 
 
 @pytest.mark.parametrize(
@@ -43,27 +45,23 @@ def test_which_pastes_become_chips(text: str, large: bool) -> None:
     assert is_large(text) is large
 
 
-def test_a_paste_has_the_line_ends_of_files() -> None:
-    pasted = Piece.of_paste("a\rb\r\nc\n")
-    assert (pasted.label, pasted.attachments[0].text, pasted.size_bytes) == ("pasted, 3 lines", "a\nb\nc\n", 6)
-
-
 async def test_each_costs_what_its_fenced_text_costs() -> None:
     app = Prompt(Chips(letters))
     async with app.run_test(size=(80, 24)) as pilot:
         assert app.chips.size.height == 0
-        await app.chips.add(piece("a.py", "print()"))
+        app.chips.add(piece("a.py", "print()"))
         await app.chips.paste("x\n" * 500)
         await app.workers.wait_for_complete()
         await pilot.pause()
-        first, second = (len(piece.text()) for piece in app.chips.pieces)
-        assert app.chips.pieces[0].text() == "a.py\n```python\nprint()\n```"
+        first, second = (len(piece.text) for piece in app.chips.pieces)
+        assert app.chips.pieces[0].text == "a.py\n```python\nprint()\n```"
         assert app.labels() == [f"a.py {first} tokens ✕", f"pasted, 500 lines {second:,} tokens ✕"]
         assert app.chips.tokens == first + second
-        assert [tokens for _, tokens in app.chips.costs()] == [first, second]
+        assert [piece.tokens for piece in app.chips.pieces] == [first, second]
         assert str(app.chips._sum.render()) == f"{first + second:,} tokens together"
         assert app.chips.size.height == 1
-        await app.chips.clear()
+        app.chips.put(())
+        await pilot.pause()
         assert (app.chips.pieces, app.labels(), app.chips.tokens) == ((), [], 0)
 
 
@@ -73,7 +71,8 @@ async def test_without_a_model_the_size_stands_until_there_is_one() -> None:
 
     app = Prompt(Chips())
     async with app.run_test(size=(80, 24)) as pilot:
-        await app.chips.add(piece("a.txt", "x" * 1200))
+        app.chips.add(piece("a.txt", "x" * 1200))
+        await pilot.pause()
         assert (app.labels(), app.chips.tokens) == (["a.txt 1.2 kB ✕"], None)
         app.chips.count_with(crashed)
         await app.workers.wait_for_complete()
@@ -95,7 +94,7 @@ async def test_the_same_count_again_counts_nothing_again() -> None:
     model = Model()
     app = Prompt(Chips(model.count))
     async with app.run_test(size=(80, 24)):
-        await app.chips.add(piece("a.txt"))
+        app.chips.add(piece("a.txt"))
         await app.workers.wait_for_complete()
         app.chips.count_with(model.count)
         await app.workers.wait_for_complete()
@@ -110,7 +109,7 @@ async def test_a_count_that_comes_too_late_counts_no_more() -> None:
 
     app = Prompt(Chips(slow))
     async with app.run_test(size=(80, 24)):
-        await app.chips.add(piece("a.txt"))
+        app.chips.add(piece("a.txt"))
         app.chips.count_with(None)
         answer.set_result(99)
         await app.workers.wait_for_complete()
@@ -121,7 +120,7 @@ async def test_removed_by_key_or_click() -> None:
     app = Prompt(Chips(letters))
     async with app.run_test(size=(80, 24)) as pilot:
         for name in ("a.txt", "b.txt", "c.txt"):
-            await app.chips.add(piece(name))
+            app.chips.add(piece(name))
         await app.workers.wait_for_complete()
         await pilot.pause()
         first, second, _ = app.query(Chip)
@@ -144,7 +143,7 @@ async def test_files_and_folders(tmp_path: Path) -> None:
         await app.chips.attach(str(tmp_path / "a.md"))
         await app.chips.attach(str(tmp_path))
         await pilot.pause()
-        assert app.chips.pieces[0].attachments == (Attachment(str(tmp_path / "a.md"), "# A", 3),)
+        assert app.chips.pieces[0] == piece(str(tmp_path / "a.md"), "# A")
         assert app.chips.pieces[1].label == f"{tmp_path}, 1 file, 1 left out"
         with pytest.raises(UsageError, match="is not text"):
             await app.chips.attach(str(tmp_path / "b.bin"))
@@ -156,9 +155,41 @@ async def test_files_and_folders(tmp_path: Path) -> None:
 async def test_names_are_shown_literally() -> None:
     app = Prompt(Chips())
     async with app.run_test(size=(120, 24)) as pilot:
-        await app.chips.add(Piece("m[/bad].txt\x1b[2J\n[@click=app.quit]x[/]", (), ("[/x] (\x9b)",)))
+        app.chips.add(Piece("m[/bad].txt\x1b[2J\n[@click=app.quit]x[/]", "", 0, left_out=("[/x] (\x9b)",)))
         await pilot.pause()
         label = app.labels()[0]
         assert label.startswith("m[/bad].txt")
         assert "[@click=app.quit]x[/]" in label
         assert not {"\x1b", "\n", "\x9b"} & set(label + str(app.query_one(Chip).tooltip))
+
+
+async def test_what_is_put_stands_in_the_place_of_what_was_there_and_is_counted_anew() -> None:
+    app = Prompt(Chips())
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.chips.add(piece("a.txt"))
+        app.chips.put([replace(piece("b.txt"), tokens=7), piece("c.txt")])
+        await pilot.pause()
+        assert app.labels() == ["b.txt 7 tokens ✕", "c.txt 4 B ✕"]
+        app.chips.count_with(letters)
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        tokens = len(piece("b.txt").text)
+        assert app.labels() == [f"b.txt {tokens} tokens ✕", f"c.txt {tokens} tokens ✕"]
+
+
+async def test_coming_and_going_is_told() -> None:
+    class Listening(Prompt):
+        changes = 0
+
+        def on_chips_changed(self) -> None:
+            self.changes += 1
+
+    app = Listening(Chips())
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.chips.add(piece("a.txt"))
+        await pilot.pause()
+        assert app.changes == 1
+        app.query_one(Chip).focus()
+        await pilot.press("delete")
+        await pilot.pause()
+        assert (app.changes, app.chips.pieces) == (2, ())

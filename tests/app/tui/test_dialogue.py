@@ -13,7 +13,8 @@ from pinyon.app.errors import ServerError, UsageError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Role, State
 from pinyon.app.named_options import NamedOptions
-from pinyon.app.tui.dialogue import Dialogue, Draft
+from pinyon.app.tui.dialogue import Dialogue
+from pinyon.app.tui.draft import Draft, Piece
 from pinyon.engine.errors import EngineCrashedError
 from pinyon.engine.events import Chunk
 from pinyon.models.errors import ModelNotFoundError, TemplateMissingError
@@ -93,8 +94,8 @@ async def make_talk():
 
 async def test_a_title_is_what_was_typed_and_else_what_went_along(make_talk):
     talk = make_talk()
-    talk.dialogue.say(Draft("file.py\n```\ncode\n```\n\nWhat is this?", typed="What is this?"))
-    talk.dialogue.say(Draft("other.py\n```\ncode\n```"))
+    talk.dialogue.say(Draft("What is this?", (Piece("file.py", "file.py\n```\ncode\n```", 4),)))
+    talk.dialogue.say(Draft("", (Piece("other.py", "other.py\n```\ncode\n```", 4),)))
     assert talk.dialogue.conversation.title == "What is this?"
     assert talk.dialogue.waiting == ["What is this?", "other.py"]
     await talk.dialogue.finished()
@@ -132,7 +133,7 @@ async def test_what_is_said_meanwhile_waits_its_turn(make_talk):
         talk.dialogue.say(Draft(text))
     await asyncio.sleep(0)
     assert talk.dialogue.waiting == ["one", "two", "three"]
-    assert talk.dialogue.take_back() == "three"
+    assert talk.dialogue.take_back() == Draft("three")
     talk.backend.ready.set()
     await talk.dialogue.finished()
     assert talk.texts == ["one", "Aye.", "two", "Aye."]

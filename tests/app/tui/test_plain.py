@@ -105,7 +105,18 @@ async def test_a_file_goes_along(talk, tmp_path):
     assert "goes along" in err
     assert "the notes" in message.text
     assert message.text.endswith("what is this?")
+    assert message.typed == "what is this?"
     assert [each.size_bytes for each in message.attached] == [9]
+
+
+async def test_what_is_attached_is_read_out_by_its_name(talk, tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("the notes")
+    with contextlib.closing(History.in_memory()) as history:
+        await talk(f"/attach {file}", "what is this?", history=history)
+        out, _ = await talk(history=history, conversation=history.latest().id)
+    assert f"You: [{file}] what is this?\n" in out
+    assert "the notes" not in out
 
 
 async def test_a_failure_is_told(talk):

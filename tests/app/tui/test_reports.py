@@ -76,12 +76,11 @@ def test_nothing_is_told_about_a_cache_before_the_first_answer():
     assert cache_report([]) == "No answer here has figures yet."
 
 
-def test_the_context(talk):
+def test_the_context():
     class Model:
         name, context_tokens = "fake", 4096
 
-    assert context_report(path_of(talk), Model()) == "111 of 4,096 tokens used, 3,985 left (fake)"
-    assert context_report(path_of(talk), None) == "111 tokens used; no model is loaded"
+    assert context_report(111, Model()) == "111 of 4,096 tokens used, 3,985 left (fake)"
 
 
 def test_what_was_chosen_is_told():

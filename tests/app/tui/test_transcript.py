@@ -419,3 +419,45 @@ async def test_without_a_choice_a_key_acts_on_the_last_message_that_it_suits() -
         transcript.act(MessageAction.EDIT)
         await settle(pilot)
         assert app.actions == [(3, MessageAction.EDIT)]
+
+
+ATTACHED = Shown(
+    1, Role.USER, "What is it?", attachments=("a.py 7 tokens", "b[/].md 4 tokens"), attached_text="a.py\n\x1b[2Jcode"
+)
+
+
+async def test_what_is_attached_is_folded_and_a_click_shows_it() -> None:
+    async with running(ATTACHED, size=(40, 12)) as (app, transcript, pilot):
+        shown = [row.strip("▌▎█ ") for row in app.rows if row.strip("▌▎█ ")]
+        assert shown == ["▸ a.py 7 tokens", "b[/].md 4 tokens", "What is it?"]
+        await pilot.click(transcript.views[1].attachments)
+        await settle(pilot)
+        shown = [row.strip("▌▎█ ") for row in app.rows if row.strip("▌▎█ ")]
+        assert [row for row in shown if "tokens" not in row][:3] == ["│ a.py", "│ [2Jcode", "What is it?"]
+        assert "▾ a.py 7 tokens" in app.text
+        await pilot.click(transcript.views[1].attachments)
+        await settle(pilot)
+        assert "code" not in app.text
+
+
+async def test_attachments_are_an_action_of_questions_whose_text_is_folded() -> None:
+    known, unknown = ATTACHED, Shown(2, Role.USER, "a.py code", attachments=("a.py 7 tokens",))
+    assert MessageAction.ATTACHMENTS in actions_of(known)
+    assert MessageAction.ATTACHMENTS not in actions_of(unknown)
+    async with running(known, unknown) as (app, transcript, pilot):
+        assert "a.py 7 tokens" in app.text
+        await pilot.press("a")
+        await pilot.pause()
+        assert app.actions == [(1, MessageAction.ATTACHMENTS)]
+        await transcript.toggle_attachments(2)  # there is nothing to open
+        assert transcript.views[2].attachments is None
+
+
+async def test_attachments_far_above_are_brought_to_the_screen() -> None:
+    others = [Shown(number, Role.USER, f"question {number}") for number in range(2, 200)]
+    async with running(ATTACHED, *others) as (app, transcript, pilot):
+        assert 1 not in transcript.views
+        await transcript.toggle_attachments(1)
+        await settle(pilot)
+        assert "│ a.py" in app.text
+        assert transcript.selected == 1

@@ -1,0 +1,79 @@
+"""What the user is about to say: words of his own, and what goes along with them. Knows no widget."""
+
+from dataclasses import dataclass
+
+from pinyon.app.attachments import Attachment, attached, fenced, joined
+from pinyon.app.conversing import title_of
+from pinyon.app.history.records import Attached, Message
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one path or paste brings: `text` as a model reads it, `tokens` None while they are not counted.
+
+    `left_out` are the files of a folder that are no text, with the reasons.
+    """
+
+    label: str
+    text: str
+    size_bytes: int
+    tokens: int | None = None
+    left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def of_paste(cls, pasted: str) -> "Piece":
+        text = pasted.replace("\r\n", "\n").replace("\r", "\n")
+        lines = len(text.splitlines())
+        label = "pasted, 1 line" if lines == 1 else f"pasted, {lines:,} lines"
+        size_bytes = len(text.encode("utf-8", "replace"))
+        return cls(label, fenced(Attachment("pasted text", text, size_bytes)), size_bytes)
+
+    @classmethod
+    def of_source(cls, source: str, *, urls: bool) -> "Piece":
+        """Read a file, a folder or a URL. Raises UsageError."""
+        found = attached(source, urls=urls)
+        files = len(found.attachments)
+        label = source if files == 1 and not found.left_out else f"{source}, {files} file{'s' * (files > 1)}"
+        left_out = f", {len(found.left_out)} left out" if found.left_out else ""
+        return cls(
+            label + left_out,
+            joined(map(fenced, found.attachments)),
+            sum(attachment.size_bytes for attachment in found.attachments),
+            left_out=found.left_out,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is said: what is `typed`, and the pieces that go along."""
+
+    typed: str
+    pieces: tuple[Piece, ...] = ()
+
+    @classmethod
+    def of(cls, message: Message) -> "Draft":
+        """Return what was said in a message, to be said again or changed."""
+        attached = zip(message.attached, message.attached_texts, strict=True)
+        return cls(
+            message.typed,
+            tuple(Piece(each.name, text, each.size_bytes, each.tokens or None) for each, text in attached if text),
+        )
+
+    @property
+    def text(self) -> str:
+        """What the message's text will be."""
+        return joined((*(piece.text for piece in self.pieces), self.typed))
+
+    @property
+    def attached(self) -> tuple[Attached, ...]:
+        return tuple(
+            Attached(piece.label, piece.size_bytes, piece.tokens or 0, len(piece.text)) for piece in self.pieces
+        )
+
+    @property
+    def title(self) -> str:
+        return title_of(self.typed) or title_of(self.text)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.pieces or self.typed.strip())
