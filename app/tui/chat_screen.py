@@ -327,7 +327,7 @@ class ChatScreen(Screen[None]):
         """Leave everything as it stands."""
         if self._edited is not None:
             self._edited, self._edit_cost = None, ""
-            self._put_draft(Draft(""))
+            self._take_draft()
 
     async def _guarded(self, doing: Coroutine[None, None, None]) -> None:
         try:
@@ -344,9 +344,15 @@ class ChatScreen(Screen[None]):
         self.prompt.put(draft.typed)
         self.chips.put(draft.pieces)
 
-    async def _send(self) -> None:
+    def _take_draft(self) -> Draft:
+        """Empty prompt and chips; return what was in them."""
         draft = self._draft
-        self._put_draft(Draft(""))
+        self.prompt.take()
+        self.chips.put(())
+        return draft
+
+    async def _send(self) -> None:
+        draft = self._take_draft()
         await self.transcript.choose(None)
         edited, self._edited, self._edit_cost = self._edited, None, ""
         if edited is None:

@@ -19,6 +19,7 @@ from pinyon.app.ask import SamplingChoice
 from pinyon.app.backend import Backend
 from pinyon.app.conversing import Choices
 from pinyon.app.errors import AppError, ServerError, UsageError
+from pinyon.app.history.errors import NoConversationError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Message, Role
 from pinyon.app.named_options import NamedOptions
@@ -217,7 +218,8 @@ class Turns(ABC):
         try:
             await self._ready()
             while self._turns:
-                await self._do(self._turns.popleft())
+                with contextlib.suppress(NoConversationError):  # deleted while a model was loaded for it
+                    await self._do(self._turns.popleft())
         except ModelNotFoundError as error:
             self._audience.needs_model(str(error))
         except EXPECTED as error:
