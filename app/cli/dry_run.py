@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from pinyon.app.attachments import fenced
-from pinyon.app.cli.exchange import Wish, asked, ready
+from pinyon.app.cli.exchange import Wish, asked, counted, ready
 from pinyon.app.cli.terminal import for_stdout, print_json
 
 if TYPE_CHECKING:
@@ -47,9 +46,10 @@ async def dry_run(wish: Wish, *, as_json: bool) -> None:
     """Print what a wish would cost. Raises as `exchange`."""
     async with ready(wish) as (model, history, before):
         ask, _ = asked(wish, history, before)
-        estimate = await model.estimate(ask)
+        async with wish.limit.ends("what it would cost was not known"):
+            estimate = await model.estimate(ask)
         compute_s, is_measured = _compute_s(estimate, history.answers(model.name))
-        attached = [AttachedTokens(file.name, await model.count(fenced(file))) for file in wish.attachments]
+        attached = [AttachedTokens(file.name, tokens) for file, tokens in await counted(wish, model)]
         cost = Cost(
             model.name,
             model.context_tokens,

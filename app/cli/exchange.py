@@ -1,19 +1,18 @@
 """One prompt and its answer: loads the model, writes both into the history, prints the answer as it comes."""
 
-import asyncio
 import contextlib
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from pinyon.app.ask import Ask, Chat, RawText
 from pinyon.app.attachments import Attachment, fenced
 from pinyon.app.cli.answer import Answer, Stats
-from pinyon.app.cli.ending import at, on_interrupt
+from pinyon.app.cli.ending import TimeLimit, at, on_interrupt
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.progress import loading
 from pinyon.app.cli.terminal import print_json, printable, tell
@@ -28,6 +27,10 @@ if TYPE_CHECKING:
     from pinyon.app.history.history import History
     from pinyon.app.history.records import Conversation
     from pinyon.app.service import Model
+
+
+STOPPING_S: Final = 2.0
+"""How long an answer may take to end once it was told to: a step cannot be interrupted. Past that nobody is there any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Wish:
     is_kept: bool
     attachments: tuple[Attachment, ...] = ()
     continues: bool = False
-    timeout_s: float | None = None
+    limit: TimeLimit = field(default_factory=TimeLimit)
 
 
 async def exchange(wish: Wish, answer: Answer, *, with_stats: bool) -> ExitCode:
@@ -61,12 +64,12 @@ async def exchange(wish: Wish, answer: Answer, *, with_stats: bool) -> ExitCode:
     started = time.monotonic()
     async with ready(wish) as (model, history, before):
         load_s = time.monotonic() - started
-        attached = [(attachment, await model.count(fenced(attachment))) for attachment in wish.attachments]
+        attached = await counted(wish, model)
         _tell_tokens(attached)
         ask, parent = noted(wish, history, before, model.name, attached)
-        deadline = None if wish.timeout_s is None else started + wish.timeout_s
         try:
-            finished, is_late = await _generate(model, history, ask, parent, answer, deadline)
+            async with wish.limit.ends("the answer did not end", STOPPING_S):
+                finished, is_late = await _generate(model, history, ask, parent, answer, wish.limit)
         except AppError:
             answer.break_off()
             raise
@@ -77,7 +80,9 @@ async def exchange(wish: Wish, answer: Answer, *, with_stats: bool) -> ExitCode:
             if with_stats:
                 print_json(stats, sys.stderr)
     if is_late:
-        raise AnswerError(f"stopped after {wish.timeout_s:g} s, with {stats.completion_tokens:,} tokens of the answer")
+        raise AnswerError(
+            f"stopped after {wish.limit.seconds:g} s, with {stats.completion_tokens:,} tokens of the answer"
+        )
     if wish.ask.grammar is not None and finished.reasons == (FinishReason.LENGTH,):
         raise AnswerError(
             f"the answer was cut off after {stats.completion_tokens:,} tokens, so it is not whole: raise --max-tokens or --context"
@@ -103,13 +108,8 @@ async def ready(wish: Wish) -> "AsyncIterator[tuple[Model, History, Conversation
         named = wish.model or (None if before is None else model_before(Store(wish.folders.models), before.model))
         async with Backend(wish.folders, wish.settings) as backend:
             with loading(named or wish.settings.model or "the model") as on_progress:
-                try:
-                    async with asyncio.timeout(wish.timeout_s):
-                        model = await backend.load(named, wish.context, on_progress)
-                except TimeoutError:
-                    raise AnswerError(
-                        f"the model was not loaded within the {wish.timeout_s:g} s of --timeout"
-                    ) from None
+                async with wish.limit.ends("the model was not loaded"):
+                    model = await backend.load(named, wish.context, on_progress)
             if before is not None and wish.model is None and model.name != before.model:
                 tell(f"{model.name} answers: {before.model}, which did so before, is not here by that name")
             yield model, history, before
@@ -119,6 +119,12 @@ def _history(wish: Wish) -> "History":
     from pinyon.app.history.history import History  # noqa: PLC0415  brings SQLite
 
     return History(wish.folders.history_file, tell) if wish.is_kept else History.in_memory()
+
+
+async def counted(wish: Wish, model: "Model") -> list[tuple[Attachment, int]]:
+    """Return what is attached with its tokens. Raises AnswerError where the time limit passes, EngineError, AppError."""
+    async with wish.limit.ends("what is attached was not counted"):
+        return [(attachment, await model.count(fenced(attachment))) for attachment in wish.attachments]
 
 
 def asked(wish: Wish, history: "History", before: "Conversation | None") -> tuple[Ask, int | None]:
@@ -179,9 +185,9 @@ def _tell_tokens(attached: Sequence[tuple[Attachment, int]]) -> None:
 
 
 async def _generate(
-    model: "Model", history: "History", ask: Ask, parent: int, answer: Answer, deadline: float | None
+    model: "Model", history: "History", ask: Ask, parent: int, answer: Answer, limit: TimeLimit
 ) -> tuple[Finished, bool]:
-    """Hand the answer on as it comes; return the last event, and whether the deadline ended it."""
+    """Hand the answer on as it comes; return the last event, and whether the time limit ended it."""
     from pinyon.app.conversing import written  # noqa: PLC0415  brings SQLite
 
     def cancel() -> Coroutine[None, None, None]:
@@ -189,7 +195,7 @@ async def _generate(
 
     assert ask.conversation is not None
     updates = written(history, model, ask.conversation, parent, ask)
-    with on_interrupt(cancel), at(deadline, cancel) as alarm:
+    with on_interrupt(cancel), at(limit, cancel) as alarm:
         async with contextlib.aclosing(updates):
             async for _, event in updates:
                 match event:

@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from pinyon.app.ask import Ask, Chat, Prompt, RawText
 from pinyon.app.cli import completion
 from pinyon.app.cli.answer import Answer, Format, JsonAnswer, JsonLinesAnswer, TextAnswer, WholeAnswer
+from pinyon.app.cli.ending import TimeLimit
 from pinyon.app.cli.exchange import Wish, exchange
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.first_model import offer_a_model
@@ -99,7 +100,7 @@ _KEEPS_NOTHING = "--private, or the setting history = false"
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     metavar="S",
-    help="Stop after S seconds, loading included.",
+    help="Stop after S seconds, reading and loading included.",
 )
 @click.option("--dry-run", "is_dry", is_flag=True, help="Print what the prompt would cost, and compute nothing.")
 @click.option("--no-cache", is_flag=True, help="Compute the whole prompt, and keep nothing of it.")
@@ -195,7 +196,9 @@ def command(
     shape = schema or template.schema
     constraint = None if shape is None else grammar.json_schema(schema_of(shape))
     pipe_is_needed = template.takes_input or not template.prompt
-    material = given(words, files, urls=settings.urls, pipe_is_needed=pipe_is_needed)
+    limit = TimeLimit(timeout)
+    with limit.ends_blocking("the prompt was not read"):
+        material = given(words, files, urls=settings.urls, pipe_is_needed=pipe_is_needed)
     text, instructions = template.filled(material.text, named_values(map(argument_text, variables), "-p"))
     ask = Ask(
         prompt=_prompt(text, instructions if system is None else system, no_template),
@@ -217,7 +220,7 @@ def command(
         is_kept=is_kept,
         attachments=material.attachments,
         continues=continues,
-        timeout_s=timeout,
+        limit=limit,
     )
     if wish.model is None:
         offer_a_model(folders, settings)

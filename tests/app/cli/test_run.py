@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import pty
+import socket
 import sys
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from fake_backend import ChatModel, called, faked
 from fake_service import THINK, raises, says
 
 from pinyon.app.ask import Chat, RawText, SamplingChoice
-from pinyon.app.cli import chat, ending, prompt_sources
+from pinyon.app.cli import chat, ending, exchange, prompt_sources
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.run import command
 from pinyon.app.errors import AnswerError, GenerationFailedError, UsageError
@@ -21,7 +22,7 @@ from pinyon.app.history.records import Attached, Role, State
 from pinyon.app.settings import Folders
 from pinyon.engine.errors import EngineCrashedError
 from pinyon.engine.estimate import Estimate
-from pinyon.engine.events import FinishReason
+from pinyon.engine.events import Chunk, FinishReason
 from pinyon.models.chat_template import Message
 from pinyon.models.store import Store
 
@@ -268,6 +269,58 @@ def test_a_time_limit_counts_the_load(monkeypatch, capsys):
     with pytest.raises(AnswerError, match=r"not loaded within the 0\.05 s"):
         called(command, "-m", "fake", "x", "--timeout", "0.05")
     assert capsys.readouterr().out == ""
+
+
+class SilentModel(ChatModel):
+    """Says a word, then nothing any more, and takes no cancel; counts for ever where `counts` is set."""
+
+    counts = False
+
+    async def generate(self, ask):
+        yield Chunk(0, "Well")
+        await asyncio.Event().wait()
+
+    async def cancel(self, ask_id):
+        await asyncio.Event().wait()
+
+    async def count(self, text):
+        return await asyncio.Event().wait() if self.counts else 1
+
+    async def estimate(self, ask):
+        await asyncio.Event().wait()
+
+
+def test_a_time_limit_ends_also_what_gives_no_sign_any_more(asked, capsys, monkeypatch, folders):
+    monkeypatch.setattr(exchange, "STOPPING_S", 0.01)
+    with pytest.raises(AnswerError, match=r"the answer did not end within the 0\.05 s of --timeout"):
+        asked("x", "--timeout", "0.05", model=SilentModel(says("")))
+    assert capsys.readouterr() == ("Well\n", "")
+    assert (last_answer(folders).state, last_answer(folders).text) == (State.CANCELLED, "Well")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [([], "what is attached was not counted"), (["--dry-run"], "what it would cost was not known")],
+)
+def test_a_time_limit_ends_the_counting_too(asked, capsys, tmp_path, arguments, words):
+    (tmp_path / "a.txt").write_text("hm\n")
+    model = SilentModel(says(""))
+    model.counts = True
+    with pytest.raises(AnswerError, match=rf"{words} within the 0\.05 s of --timeout"):
+        asked("-f", "a.txt", "x", "--timeout", "0.05", *arguments, model=model)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("source", ["url", "pipe"])
+def test_a_time_limit_ends_the_reading_too(asked, monkeypatch, source):
+    reader, writer = os.pipe()
+    with socket.create_server(("127.0.0.1", 0)) as silent, open(reader) as stdin, open(writer, "w"):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setenv("PINYON_URLS", "true")
+        monkeypatch.setenv("NO_PROXY", "*")
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        with pytest.raises(AnswerError, match=r"the prompt was not read within the 0\.05 s of --timeout"):
+            asked("-f", address if source == "url" else "-", "x", "--timeout", "0.05")
 
 
 def test_a_time_limit_that_is_not_reached_changes_nothing(asked, capsys):
