@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pinyon.app.cli.terminal import print_json
+from pinyon.app.counted import counted
 from pinyon.app.errors import FolderInUseError, UsageError
 from pinyon.app.kv_files import clear, damaged, held, kept, notes
 from pinyon.app.running import read_server
@@ -57,7 +58,7 @@ def status() -> None:
     held = kept(folders.kv)
     print(f"folder  {printable(folders.kv)}")
     print(
-        f"holds   {sum(each.size_bytes for each in held) // MIB:,} MiB in {sum(each.blocks for each in held):,} blocks"
+        f"holds   {sum(each.size_bytes for each in held) // MIB:,} MiB in {counted(sum(each.blocks for each in held), 'block')}"
     )
     print(f"limits  {budget.disk_cap_bytes // MIB:,} MiB on disk, {budget.ram_cap_bytes // MIB:,} MiB in memory")
     server = asyncio.run(_server(folders))
@@ -77,7 +78,7 @@ def list_(as_json: bool) -> None:
     for each in held:
         used = dt.datetime.fromtimestamp(each.used_at).astimezone()
         print(
-            f"{each.size_bytes / 1e6:>8.0f} MB  {each.blocks:>6} blocks  {used:%Y-%m-%d %H:%M}  {printable(each.about.model)}"
+            f"{each.size_bytes / 1e6:>8.0f} MB  {counted(each.blocks, 'block'):>13}  {used:%Y-%m-%d %H:%M}  {printable(each.about.model)}"
         )
 
 
@@ -126,7 +127,7 @@ def clear_(model: str | None, older_than: str | None) -> None:
         who = f"the server at {server.url} forgot"
     else:
         cleared, who = _cleared(folders.kv, path, time.time() - age_s), "deleted"
-    print(f"{who} {cleared.blocks:,} blocks with {cleared.size_bytes / 1e6:,.1f} MB", file=sys.stderr)
+    print(f"{who} {counted(cleared.blocks, 'block')} with {cleared.size_bytes / 1e6:,.1f} MB", file=sys.stderr)
 
 
 async def _server(folders: Folders) -> "RemoteService | None":
@@ -155,7 +156,7 @@ def verify() -> None:
         for path, reason in damaged(each.folder):
             bad += 1
             print(f"{printable(path)}: {reason}; deleted", file=sys.stderr)
-    print(f"{count - bad:,} blocks are good, {bad:,} were damaged")
+    print(f"of {counted(count, 'block')} {bad:,} were damaged")
 
 
 def _seconds(age: str) -> float:

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -16,8 +16,10 @@ from pinyon.app.cli.ending import TimeLimit, at, on_interrupt
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.progress import loading
 from pinyon.app.cli.terminal import print_json, printable, tell
+from pinyon.app.counted import counted
 from pinyon.app.default_model import model_before
 from pinyon.app.errors import AnswerError, AppError, GenerationFailedError, UsageError
+from pinyon.app.history.errors import HistoryFileError
 from pinyon.app.settings import Folders, Settings
 from pinyon.engine.events import Chunk, Failed, Finished, FinishReason
 from pinyon.models.chat_template import Message
@@ -64,7 +66,7 @@ async def exchange(wish: Wish, answer: Answer, *, with_stats: bool) -> ExitCode:
     started = time.monotonic()
     async with ready(wish) as (model, history, before):
         load_s = time.monotonic() - started
-        attached = await counted(wish, model)
+        attached = await attached_tokens(wish, model)
         _tell_tokens(attached)
         ask, parent = noted(wish, history, before, model.name, attached)
         try:
@@ -81,30 +83,31 @@ async def exchange(wish: Wish, answer: Answer, *, with_stats: bool) -> ExitCode:
                 print_json(stats, sys.stderr)
     if is_late:
         raise AnswerError(
-            f"stopped after {wish.limit.seconds:g} s, with {stats.completion_tokens:,} tokens of the answer"
+            f"stopped after {wish.limit.seconds:g} s, with {counted(stats.completion_tokens, 'token')} of the answer"
         )
     if wish.ask.grammar is not None and finished.reasons == (FinishReason.LENGTH,):
         raise AnswerError(
-            f"the answer was cut off after {stats.completion_tokens:,} tokens, so it is not whole: raise --max-tokens or --context"
+            f"the answer was cut off after {counted(stats.completion_tokens, 'token')}, so it is not whole: raise --max-tokens or --context"
         )
     return ExitCode.INTERRUPTED if finished.reasons == (FinishReason.CANCELLED,) else ExitCode.OK
 
 
 @contextlib.asynccontextmanager
-async def ready(wish: Wish) -> "AsyncIterator[tuple[Model, History, Conversation | None]]":
-    """Yield the loaded model, the history, and the conversation that is gone on with.
+async def ready(
+    wish: Wish, on_trouble: Callable[[str], None] = tell
+) -> "AsyncIterator[tuple[Model, History, Conversation | None]]":
+    """Yield the loaded model, the history, whose trouble is told, and the conversation that is gone on with.
 
     Raises:
         UsageError: there is no conversation to go on with.
+        HistoryFileError: it cannot be read.
         AnswerError: the time limit passed while the model was loaded.
         AppError, EngineError, ModelError: it cannot be loaded.
     """
     from pinyon.app.backend import Backend  # noqa: PLC0415  takes long to import
 
-    with _history(wish) as history:
-        before = history.latest() if wish.continues else None
-        if wish.continues and before is None:
-            raise UsageError("there is no conversation to go on with: leave out -c")
+    with _history(wish, on_trouble) as history:
+        before = last_conversation(history) if wish.continues else None
         named = wish.model or (None if before is None else model_before(Store(wish.folders.models), before.model))
         async with Backend(wish.folders, wish.settings) as backend:
             with loading(named or wish.settings.model or "the model") as on_progress:
@@ -115,13 +118,27 @@ async def ready(wish: Wish) -> "AsyncIterator[tuple[Model, History, Conversation
             yield model, history, before
 
 
-def _history(wish: Wish) -> "History":
+def _history(wish: Wish, on_trouble: Callable[[str], None]) -> "History":
     from pinyon.app.history.history import History  # noqa: PLC0415  brings SQLite
 
-    return History(wish.folders.history_file, tell) if wish.is_kept else History.in_memory()
+    return History(wish.folders.history_file, on_trouble) if wish.is_kept else History.in_memory()
 
 
-async def counted(wish: Wish, model: "Model") -> list[tuple[Attachment, int]]:
+def last_conversation(history: "History") -> "Conversation":
+    """Return the conversation that -c goes on with.
+
+    Raises:
+        UsageError: there is none.
+        HistoryFileError: none can be read.
+    """
+    if (latest := history.latest()) is not None:
+        return latest
+    if history.why_not_saved:
+        raise HistoryFileError(f"no conversation to go on with could be read: {history.why_not_saved}")
+    raise UsageError("there is no conversation to go on with: leave out --continue")
+
+
+async def attached_tokens(wish: Wish, model: "Model") -> list[tuple[Attachment, int]]:
     """Return what is attached with its tokens. Raises AnswerError where the time limit passes, EngineError, AppError."""
     async with wish.limit.ends("what is attached was not counted"):
         return [(attachment, await model.count(fenced(attachment))) for attachment in wish.attachments]
@@ -181,7 +198,7 @@ def _last_answer(history: "History", conversation: str) -> int | None:
 def _tell_tokens(attached: Sequence[tuple[Attachment, int]]) -> None:
     if sys.stderr.isatty():
         for file, tokens in attached:
-            print(f"{printable(file.name)}: {tokens:,} tokens", file=sys.stderr)
+            print(f"{printable(file.name)}: {counted(tokens, 'token')}", file=sys.stderr)
 
 
 async def _generate(

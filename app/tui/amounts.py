@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from pinyon.app.counted import counted
+
 UNKNOWN: Final = "-"
 _STEPS: Final = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
@@ -32,4 +34,4 @@ def rate(tokens_per_s: float | None) -> str:
 
 
 def tokens(number: int) -> str:
-    return "1 token" if number == 1 else f"{number:,} tokens"
+    return counted(number, "token")

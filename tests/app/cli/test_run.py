@@ -1,10 +1,12 @@
 """`pinyon run`, option by option, over a fake model: the exact bytes of stdout, what the model is asked, what is kept."""
 
 import asyncio
+import contextlib
 import json
 import os
 import pty
 import socket
+import sqlite3
 import sys
 from types import SimpleNamespace
 
@@ -17,6 +19,7 @@ from pinyon.app.cli import chat, ending, exchange, prompt_sources
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.run import command
 from pinyon.app.errors import AnswerError, GenerationFailedError, UsageError
+from pinyon.app.history.errors import HistoryFileError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Attached, Role, State
 from pinyon.app.settings import Folders
@@ -414,6 +417,47 @@ def test_a_dry_run_counts_what_came_before(asked):
     asked("One")
     (ask,) = asked("-c", "Two", "--dry-run", model=EstimatedModel()).estimated
     assert ask.prompt == Chat((Message("user", "One"), Message("assistant", "Hello"), Message("user", "Two")))
+
+
+@pytest.fixture
+def lock(folders):
+    """Hold the history's file as another program does, from when it is called."""
+    with contextlib.ExitStack() as stack:
+
+        def hold():
+            holder = sqlite3.connect(folders.history_file, isolation_level=None)
+            stack.enter_context(contextlib.closing(holder))
+            holder.execute("BEGIN EXCLUSIVE")
+
+        yield hold
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_dry_run_needs_no_history(asked, lock, capsys, folders, when):
+    asked("One")
+    capsys.readouterr()
+    model = EstimatedModel()
+    if when == "before":
+        lock()
+    else:
+        estimate = model.estimate
+
+        async def held(ask):
+            lock()
+            return await estimate(ask)
+
+        model.estimate = held
+    asked("Two", "--dry-run", model=model)
+    printed = capsys.readouterr()
+    assert printed.out.endswith("begins   after 0.8 s\n")
+    assert printed.err == f"pinyon: another program holds {folders.history_file}: close it, or try again\n"
+
+
+def test_a_conversation_that_cannot_be_read_is_not_said_to_be_missing(asked, lock, folders):
+    asked("One")
+    lock()
+    with pytest.raises(HistoryFileError, match="could be read: another program holds"):
+        asked("-c", "Two", "--dry-run")
 
 
 @pytest.mark.parametrize(
