@@ -3,7 +3,6 @@
 import asyncio
 import datetime as dt
 import math
-import re
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pinyon.app.cli.ages import age_s
 from pinyon.app.cli.terminal import print_json
 from pinyon.app.counted import counted
 from pinyon.app.errors import FolderInUseError, UsageError
@@ -26,7 +26,6 @@ from pinyon.models.store import Store
 if TYPE_CHECKING:
     from pinyon.app.remote import RemoteService
 
-_UNITS = {"m": 60, "h": 3600, "d": 86400}
 _REASONS = {
     Miss.NEW: "nothing like the rest is kept",
     Miss.DIVERGED: "what was computed before goes on differently there",
@@ -116,17 +115,18 @@ def why(request_id: str | None, as_json: bool) -> None:
 
 @command.command(name="clear")
 @click.option("--model", metavar="NAME", help="Only what is kept for this model.")
-@click.option("--older-than", metavar="AGE", help="Only what was written longer ago: 45m, 12h, 30d.")
+@click.option("--older-than", metavar="AGE", help="Only what was written longer ago: 45m, 12h, 30d, 2w.")
 def clear_(model: str | None, older_than: str | None) -> None:
     """Delete what is kept, also what a running server holds in memory."""
     folders = Folders.of_user()
-    age_s = -math.inf if older_than is None else _seconds(older_than)  # also what a wrong clock dates in the future
+    # Without an age also what a wrong clock dates in the future.
+    older_than_s = -math.inf if older_than is None else age_s(older_than, "--older-than")
     path = None if model is None else Store(folders.models).resolve(model).path
     if (server := asyncio.run(_server(folders))) is not None:
-        cleared = asyncio.run(server.clear(path, age_s))
+        cleared = asyncio.run(server.clear(path, older_than_s))
         who = f"the server at {server.url} forgot"
     else:
-        cleared, who = _cleared(folders.kv, path, time.time() - age_s), "deleted"
+        cleared, who = _cleared(folders.kv, path, time.time() - older_than_s), "deleted"
     print(f"{who} {counted(cleared.blocks, 'block')} with {cleared.size_bytes / 1e6:,.1f} MB", file=sys.stderr)
 
 
@@ -157,10 +157,3 @@ def verify() -> None:
             bad += 1
             print(f"{printable(path)}: {reason}; deleted", file=sys.stderr)
     print(f"of {counted(count, 'block')} {bad:,} were damaged")
-
-
-def _seconds(age: str) -> float:
-    match = re.fullmatch(r"(\d{1,6})([mhd])", age)
-    if match is None:
-        raise UsageError(f"--older-than is {age!r}: give a number of minutes, hours or days, as 45m, 12h or 30d")
-    return int(match[1]) * _UNITS[match[2]]
