@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import click
 import msgspec
 
-from pinyon.app.cli import completion
+from pinyon.app.cli import options
 from pinyon.app.cli.answer import Stats
 from pinyon.app.cli.batch_files import Answered, Question, appended, held, read_output, read_questions
 from pinyon.app.cli.ending import on_interrupt
@@ -80,28 +80,18 @@ class Tally:
 @click.command(name="batch")
 @click.argument("source", metavar="IN.JSONL", type=click.Path(path_type=Path))
 @click.argument("target", metavar="OUT.JSONL", type=click.Path(path_type=Path))
-@click.option(
-    "-m",
-    "--model",
-    metavar="NAME",
-    help="Model to use: a name, an alias or the path of a GGUF file.",
-    shell_complete=completion.models,
-)
+@options.model
 @click.option("-s", "--system", metavar="TEXT", help="Instructions for the lines that have none.")
 @click.option(
     "-o",
     "--option",
-    "options",
+    "named",
     multiple=True,
     metavar="NAME=VALUE",
     help="Set a sampling parameter by its name, or max_tokens, for the lines that do not; repeatable.",
 )
-@click.option(
-    "--schema", metavar="SCHEMA", help="Answer in JSON of this shape: 'name, age int', or a file with JSON Schema."
-)
-@click.option(
-    "--context", type=click.IntRange(min=2), metavar="N", help="Context in tokens (default: the model's, at most 8192)."
-)
+@options.schema
+@options.context
 @click.option("--no-cache", is_flag=True, help="Compute every prompt whole, and keep nothing of it.")
 @click.option("--private", is_flag=True, help="Write nothing to disk but the answers.")
 def command(
@@ -109,7 +99,7 @@ def command(
     target: Path,
     model: str | None,
     system: str | None,
-    options: tuple[str, ...],
+    named: tuple[str, ...],
     schema: str | None,
     context: int | None,
     no_cache: bool,
@@ -131,7 +121,7 @@ def command(
             question.id,
             msgspec.structs.replace(question.ask, grammar=shape, use_cache=not no_cache, private=private),
         )
-        for question in read_questions(source, instructions, named_values(options, "-o"))
+        for question in read_questions(source, instructions, named_values(named, "-o"))
     ]
     if model is None:
         offer_a_model(folders, settings)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pinyon.app.cli import completion
+from pinyon.app.cli import completion, options
 from pinyon.app.cli.exchange import last_conversation
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.first_model import offer_a_model
@@ -46,9 +46,7 @@ class Chat:
 @click.option(
     "--plain", is_flag=True, help="Lines in, lines out: for screen readers, and terminals that can do no more."
 )
-@click.option(
-    "--context", type=click.IntRange(min=2), metavar="N", help="Context in tokens (default: the model's, at most 8192)."
-)
+@options.context
 def command(model: str | None, continues: bool, private: bool, plain: bool, context: int | None) -> ExitCode:
     """Chat with a model, in the terminal.
 
