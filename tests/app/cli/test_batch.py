@@ -300,12 +300,12 @@ def test_a_real_model_answers_a_batch_and_what_was_cut_off_of_it(tmp_path, tiny)
 @pytest.mark.model
 def test_a_server_that_is_killed_in_mid_batch_costs_no_line(tmp_path, tiny):
     pinyon(tmp_path, "add", tiny, "--name", "tiny", check=True)
-    lines = [{"prompt": "x" * number, "options": {"max_tokens": 60}} for number in range(1, 41)]
+    lines = [{"prompt": "x" * (number % 50 + 1), "options": {"max_tokens": 60}} for number in range(1, 81)]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
     arguments = [*PINYON, "batch", tmp_path / "in.jsonl", tmp_path / "out.jsonl", "-m", "tiny"]
     with (
-        serving(tmp_path, "--model", "tiny") as server,
-        subprocess.Popen(arguments, env=environment(tmp_path), stderr=subprocess.PIPE) as batch,
+        serving(tmp_path, "--model", "tiny", PINYON_THREADS="1") as server,
+        subprocess.Popen(arguments, env=environment(tmp_path, PINYON_THREADS="1"), stderr=subprocess.PIPE) as batch,
     ):
         output = tmp_path / "out.jsonl"
         while not output.exists() or not output.stat().st_size:
@@ -314,5 +314,5 @@ def test_a_server_that_is_killed_in_mid_batch_costs_no_line(tmp_path, tiny):
         server.kill()
         _, told = batch.communicate(timeout=60)
     assert batch.returncode == 0, told
-    assert b"the model is loaded again\npinyon: 40 of 40 answered, 0 failed\n" in told
-    assert sorted(written(tmp_path)) == [*range(1, 41)]
+    assert b"the model is loaded again\npinyon: 80 of 80 answered, 0 failed\n" in told
+    assert sorted(written(tmp_path)) == [*range(1, 81)]
