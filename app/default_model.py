@@ -1,6 +1,7 @@
 """Which model is used where none is named."""
 
 from pinyon.app.settings import Settings
+from pinyon.models.catalog import CATALOG
 from pinyon.models.errors import ModelNotFoundError
 from pinyon.models.store import Store
 
@@ -16,6 +17,9 @@ def default_model(store: Store, settings: Settings) -> str:
         return settings.model
     records = store.list().records
     if not records:
-        starter = "`pinyon pull smollm2` fetches a small one (98 MB)"
-        raise ModelNotFoundError(f"no model is here yet: {starter}, `pinyon add FILE` takes a GGUF file of yours")
+        small = min(CATALOG, key=lambda entry: entry.size_bytes)
+        raise ModelNotFoundError(
+            f"no model is here yet: `pinyon pull {small.name}` fetches a small one ({small.size_bytes / 1e6:.0f} MB), "
+            "`pinyon add FILE` takes a GGUF file of yours"
+        )
     return max(records, key=lambda record: record.added_at).name

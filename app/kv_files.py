@@ -9,13 +9,14 @@ from typing import NamedTuple
 import msgspec
 
 from pinyon.app.errors import FolderInUseError
+from pinyon.app.locks import LockHeldError, locked
 from pinyon.engine.block_disk import SUFFIX, UNFINISHED, key_of
 from pinyon.engine.block_file import HEAD_BYTES, BlockDamagedError, decode, decode_head
 from pinyon.engine.cache_notes import Note, conversation_keys, forget_conversation, forget_notes, read_notes
 from pinyon.engine.events import Removed
 from pinyon.engine.file_system import FileSystem
 from pinyon.engine.kv_folder import About, model_text, read_about, size_bytes
-from pinyon.models.disk import printable, private_folder
+from pinyon.models.disk import printable
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -48,13 +49,11 @@ def held(folder: Path) -> Iterator[None]:
         FolderInUseError: another one is using it.
         OSError: it cannot be locked.
     """
-    from filelock import FileLock, Timeout  # noqa: PLC0415  commands that only look need no lock
-
-    try:
-        lock = FileLock(private_folder(folder) / "lock", mode=0o600).acquire(blocking=False)
-    except Timeout:
-        raise FolderInUseError(f"another process uses {printable(folder)}") from None
-    with lock:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / "lock"))
+        except LockHeldError:
+            raise FolderInUseError(f"another process uses {printable(folder)}") from None
         yield
 
 

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from pinyon.app.errors import ServerError
+from pinyon.app.locks import LockHeldError, locked
 from pinyon.app.settings import Folders
 from pinyon.models.disk import printable, private_folder, write_atomically
 
@@ -107,17 +108,13 @@ def data_folder_held(folders: Folders) -> Iterator[None]:
     Raises:
         ServerError: another server holds the folder, or it cannot be locked.
     """
-    from filelock import FileLock, Timeout  # noqa: PLC0415  commands that only look for a server need no lock
-
-    lock = FileLock(folders.data / "server.lock", mode=0o600)
-    try:
-        private_folder(folders.data)
-        held = lock.acquire(blocking=False)
-    except Timeout:
-        raise ServerError(_held_by(folders)) from None
-    except OSError as error:
-        raise ServerError(f"{printable(folders.data)} cannot be locked: {error.strerror}") from error
-    with held:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folders.data / "server.lock"))
+        except LockHeldError:
+            raise ServerError(_held_by(folders)) from None
+        except OSError as error:
+            raise ServerError(f"{printable(folders.data)} cannot be locked: {error.strerror}") from error
         yield
 
 

@@ -57,6 +57,11 @@ class Folders:
         return self.state / "logs"
 
     @property
+    def batches(self) -> Path:
+        """Which outputs batches are writing."""
+        return self.state / "batches"
+
+    @property
     def kv(self) -> Path:
         return self.cache / "kv"
 

@@ -55,11 +55,14 @@ from pinyon.engine.protocol import (
     Tokenize,
 )
 from pinyon.engine.request import GenerateRequest, text_chars, without_traces
+from pinyon.engine.weights_digest import MEMORY_NAME, known_digest
 
 NATIVE_STACK_BYTES: Final = 256 << 20
 PROGRESS_STEP: Final = 0.02
-DISK_WAIT_S: Final = 0.25
-"""How long the first request waits for what is on disk: a known model's blocks are found sooner, an unknown one's are none."""
+NEW_DISK_WAIT_S: Final = 0.25
+"""How long the first request waits for the disk of a model of which nothing can be there: it is to be read whole first."""
+KNOWN_DISK_WAIT_S: Final = 3.0
+"""How long it waits where blocks may be found: thousands take longer than loading a small model, and save half a minute."""
 STOP_LIMIT_S: Final = 1.5
 """For storing KV at the end. The service waits a little longer."""
 
@@ -130,7 +133,7 @@ class Worker:
         gc.freeze()  # what loading made lives as long as the process: later collections need not walk it
         if self._config.kv_folder is not None:
             start_thread("disk", partial(self._open_disk, self._config.kv_folder, loaded))
-            wait([self._disk_is_settled], DISK_WAIT_S)
+            wait([self._disk_is_settled], self._disk_wait_s(self._config.kv_folder))
         else:
             self._disk_is_settled.set_result(None)
         engine = loaded.engine
@@ -145,6 +148,10 @@ class Worker:
                 chores_in_s = engine.tidy()
         engine.close()
         self._is_safe.set()
+
+    def _disk_wait_s(self, folder: bytes) -> float:
+        known = known_digest(Path(os.fsdecode(self._config.model_path)), Path(os.fsdecode(folder)) / MEMORY_NAME)
+        return KNOWN_DISK_WAIT_S if known else NEW_DISK_WAIT_S
 
     def _open_disk(self, folder: bytes, loaded: LoadedEngine) -> None:
         """Body of a thread that ends with the disk's blocks at hand, or with a line in the log."""

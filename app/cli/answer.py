@@ -190,6 +190,42 @@ class JsonLinesAnswer:
         """The lines that were printed stand."""
 
 
+class Output(msgspec.Struct, frozen=True):
+    """How an answer is printed; with `extract`, its first code block alone."""
+
+    extract: bool
+    json: bool
+    no_stream: bool
+    hide_reasoning: bool
+    format: Format | None = None
+
+    @property
+    def chosen(self) -> Format:
+        return Format.JSON if self.json else self.format or Format.TEXT
+
+    @property
+    def contradictions(self) -> dict[str, bool]:
+        """Sentences about what was asked for, and whether they are true."""
+        is_lines = self.chosen is Format.JSONL
+        return {
+            "--json is --format json: leave one of them out": self.json and self.format not in {None, Format.JSON},
+            "-x needs the whole answer: use --format json or text": self.extract and is_lines,
+            "--no-stream waits for the answer, and --format jsonl does not": self.no_stream and is_lines,
+        }
+
+    def answer(self) -> Answer:
+        """Return what prints an answer so."""
+        match self.chosen:
+            case Format.JSON:
+                return JsonAnswer(only_code=self.extract)
+            case Format.JSONL:
+                return JsonLinesAnswer()
+            case Format.TEXT if self.no_stream or self.extract:
+                return WholeAnswer(only_code=self.extract, hide_thoughts=self.hide_reasoning)
+            case Format.TEXT:
+                return TextAnswer(hide_thoughts=self.hide_reasoning)
+
+
 def code_of(text: str, finish_reason: str) -> str:
     """Return the first code block of an answer. Raises AnswerError where there is no whole one."""
     code = first_code_block(text)

@@ -11,28 +11,34 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import click
 import msgspec
 
-from pinyon.app.cli import completion
+from pinyon.app.cli import options
 from pinyon.app.cli.answer import Stats
-from pinyon.app.cli.batch_files import Answered, Question, answers, read_questions
+from pinyon.app.cli.batch_files import Answered, Question, appended, held, read_output, read_questions
 from pinyon.app.cli.ending import on_interrupt
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.first_model import offer_a_model
 from pinyon.app.cli.progress import counting, loading
 from pinyon.app.cli.prompt_sources import argument_text
-from pinyon.app.cli.terminal import printable
-from pinyon.app.errors import UsageError
+from pinyon.app.cli.terminal import printable, tell
+from pinyon.app.default_model import model_before
+from pinyon.app.errors import AppError, BusyError, GenerationFailedError, ServerError, UsageError
 from pinyon.app.named_options import named_values
 from pinyon.app.schema_words import schema_of
 from pinyon.app.settings import Folders, Settings, load_settings
 from pinyon.engine import grammar
-from pinyon.engine.events import Chunk, Failed, Finished, FinishReason
-from pinyon.models.errors import TemplateError
+from pinyon.engine.errors import EngineError
+from pinyon.engine.events import Chunk, Failed, FailureKind, Finished, FinishReason
+from pinyon.models.errors import ModelError, TemplateError
+from pinyon.models.store import Store
 
 if TYPE_CHECKING:
+    from pinyon.app.backend import Backend
     from pinyon.app.service import Model
 
 AT_ONCE: Final = 8
 """Answers computed together: more share the same memory and gain little."""
+_LOST: Final = {FailureKind.ENGINE_CRASH, FailureKind.LOAD_FAILED}
+"""Failures that say nothing about the line that met them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,42 +55,43 @@ class Batch:
 
 @dataclass(slots=True)
 class Tally:
-    """How far it is. `answered` counts what was there before."""
+    """How far it is. `answered` counts what was there before; `stopped_by` is why the rest was not asked."""
 
+    total: int
     answered: int
     failed: int = 0
     is_interrupted: bool = False
+    stopped_by: Exception | None = None
 
     @property
     def done(self) -> int:
         return self.answered + self.failed
 
+    @property
+    def goes_on(self) -> bool:
+        return not self.is_interrupted and self.stopped_by is None
+
+    def __str__(self) -> str:
+        left = self.total - self.done
+        rest = f", {left:,} left: the same command goes on with them" if left else ""
+        return f"{self.answered:,} of {self.total:,} answered, {self.failed:,} failed{rest}"
+
 
 @click.command(name="batch")
 @click.argument("source", metavar="IN.JSONL", type=click.Path(path_type=Path))
 @click.argument("target", metavar="OUT.JSONL", type=click.Path(path_type=Path))
-@click.option(
-    "-m",
-    "--model",
-    metavar="NAME",
-    help="Model to use: a name, an alias or the path of a GGUF file.",
-    shell_complete=completion.models,
-)
+@options.model
 @click.option("-s", "--system", metavar="TEXT", help="Instructions for the lines that have none.")
 @click.option(
     "-o",
     "--option",
-    "options",
+    "named",
     multiple=True,
     metavar="NAME=VALUE",
     help="Set a sampling parameter by its name, or max_tokens, for the lines that do not; repeatable.",
 )
-@click.option(
-    "--schema", metavar="SCHEMA", help="Answer in JSON of this shape: 'name, age int', or a file with JSON Schema."
-)
-@click.option(
-    "--context", type=click.IntRange(min=2), metavar="N", help="Context in tokens (default: the model's, at most 8192)."
-)
+@options.schema
+@options.context
 @click.option("--no-cache", is_flag=True, help="Compute every prompt whole, and keep nothing of it.")
 @click.option("--private", is_flag=True, help="Write nothing to disk but the answers.")
 def command(
@@ -92,7 +99,7 @@ def command(
     target: Path,
     model: str | None,
     system: str | None,
-    options: tuple[str, ...],
+    named: tuple[str, ...],
     schema: str | None,
     context: int | None,
     no_cache: bool,
@@ -114,12 +121,14 @@ def command(
             question.id,
             msgspec.structs.replace(question.ask, grammar=shape, use_cache=not no_cache, private=private),
         )
-        for question in read_questions(source, instructions, named_values(options, "-o"))
+        for question in read_questions(source, instructions, named_values(named, "-o"))
     ]
     if model is None:
         offer_a_model(folders, settings)
     tally = asyncio.run(_answer_all(Batch(folders, settings, model, context, questions, target)))
-    print(f"pinyon: {tally.answered:,} of {len(questions):,} answered, {tally.failed:,} failed", file=sys.stderr)
+    tell(str(tally))
+    if tally.stopped_by is not None:
+        raise tally.stopped_by
     if tally.is_interrupted:
         return ExitCode.INTERRUPTED
     return ExitCode.FAILED if tally.failed else ExitCode.OK
@@ -128,15 +137,16 @@ def command(
 async def _answer_all(batch: Batch) -> Tally:
     from pinyon.app.backend import Backend  # noqa: PLC0415  takes long to import
 
-    with answers(batch.target) as (file, before):
+    with held(batch.target, batch.folders.batches):
+        before = read_output(batch.target)
         async with Backend(batch.folders, batch.settings) as backend:
             with loading(batch.model or batch.settings.model or "the model") as on_progress:
                 model = await backend.load(batch.model, batch.context, on_progress)
-            open_ = [question for question in batch.questions if not _is_there(question, model.name, before)]
-            tally = Tally(len(batch.questions) - len(open_))
-            with counting("answering", len(batch.questions)) as on_count:
+            open_ = [question for question in batch.questions if not _is_there(question, model.name, before.answered)]
+            tally = Tally(len(batch.questions), len(batch.questions) - len(open_))
+            with appended(batch.target, before) as file, counting("answering", tally.total) as on_count:
                 on_count(tally.done)
-                await _answer_open(model, open_, file, tally, on_count)
+                await _Answering(batch, backend, model, tally).write(open_, file, on_count)
     return tally
 
 
@@ -151,40 +161,81 @@ def _is_there(question: Question, model: str, before: dict[str | int, Answered])
     return True
 
 
-async def _answer_open(
-    model: "Model", questions: Sequence[Question], file: BinaryIO, tally: Tally, on_count: Callable[[int], None]
-) -> None:
-    """Answer these, some at once, and write each answer as it is ready. The first Ctrl+C ends what runs."""
-    waiting = iter(questions)
-    running: set[str] = set()
+class _Answering:
+    """Has questions answered, some at once. Where the model is lost it is loaded again, and the question asked again."""
 
-    async def stop() -> None:
-        tally.is_interrupted = True
-        await asyncio.gather(*(model.cancel(ask_id) for ask_id in running))
+    def __init__(self, batch: Batch, backend: "Backend", model: "Model", tally: Tally) -> None:
+        self._batch = batch
+        self._backend = backend
+        self._model = model
+        self._tally = tally
+        self._loading = asyncio.Lock()
+        self._loads = 1
+        self._asked: set[str] = set()
 
-    async def work() -> None:
-        while not tally.is_interrupted and (question := next(waiting, None)) is not None:
-            running.add(question.ask.id)
+    async def write(self, questions: Sequence[Question], file: BinaryIO, on_count: Callable[[int], None]) -> None:
+        """Write each answer as it is ready. The first Ctrl+C ends what runs; where the model cannot be had back, no more is asked."""
+        waiting, tally = iter(questions), self._tally
+
+        async def work() -> None:
+            while tally.goes_on and (question := next(waiting, None)) is not None:
+                try:
+                    line = await self._answer(question)
+                except _NoAnswerError as error:
+                    tally.failed += 1
+                    print(f"pinyon: {question.id!r}: {printable(str(error))}", file=sys.stderr)
+                except (AppError, EngineError, ModelError) as error:
+                    tally.stopped_by = tally.stopped_by or error
+                else:
+                    if line is not None:
+                        file.write(line + b"\n")
+                        file.flush()
+                        tally.answered += 1
+                on_count(tally.done)
+
+        with on_interrupt(self._stop):
             try:
-                line = await _answer(model, question)
-            except _NoAnswerError as error:
-                tally.failed += 1
-                print(f"pinyon: {question.id!r}: {printable(str(error))}", file=sys.stderr)
-            else:
-                if line is not None:
-                    file.write(line + b"\n")
-                    file.flush()
-                    tally.answered += 1
-            running.remove(question.ask.id)
-            on_count(tally.done)
+                async with asyncio.TaskGroup() as workers:
+                    for _ in range(AT_ONCE):
+                        workers.create_task(work())
+            except ExceptionGroup as group:
+                raise group.exceptions[0] from None
 
-    with on_interrupt(stop):
+    async def _stop(self) -> None:
+        self._tally.is_interrupted = True
+        await asyncio.gather(*(self._model.cancel(ask_id) for ask_id in self._asked))
+
+    async def _answer(self, question: Question) -> bytes | None:
+        """Return the line that answers; None where it was cancelled.
+
+        Raises:
+            _NoAnswerError: this line has no answer.
+            AppError, EngineError, ModelError: no line has one any more.
+        """
+        loads = self._loads
+        self._asked.add(question.ask.id)
         try:
-            async with asyncio.TaskGroup() as workers:
-                for _ in range(AT_ONCE):
-                    workers.create_task(work())
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
+            return await _answer(self._model, question)
+        except (GenerationFailedError, BusyError, ServerError) as error:
+            if self._tally.goes_on:
+                await self._load_again(loads, error)
+            return await _answer(self._model, question) if self._tally.goes_on else None
+        finally:
+            self._asked.remove(question.ask.id)
+
+    async def _load_again(self, loads: int, error: AppError) -> None:
+        """Load the model that was lost after so many loads, unless that was done since. Raises as `_answer`."""
+        async with self._loading:
+            if self._loads > loads or not self._tally.goes_on:
+                return
+            tell(f"{error}; the model is loaded again")
+            lost = self._model.name
+            name = self._batch.model or model_before(Store(self._batch.folders.models), lost)
+            model = await self._backend.load(name, self._batch.context)
+            if model.name != lost:
+                raise ServerError(f"{lost}, which answered so far, is not here any more by that name; {model.name} is")
+            self._model = model
+            self._loads += 1
 
 
 class _NoAnswerError(Exception):
@@ -192,7 +243,12 @@ class _NoAnswerError(Exception):
 
 
 async def _answer(model: "Model", question: Question) -> bytes | None:
-    """Return the line that answers; None where it was cancelled. Raises _NoAnswerError."""
+    """Return the line that answers; None where it was cancelled.
+
+    Raises:
+        _NoAnswerError: this line has no answer.
+        GenerationFailedError, BusyError, ServerError: the model is lost.
+    """
     chunks: list[Chunk] = []
     try:
         async with contextlib.aclosing(model.generate(question.ask)) as events:
@@ -200,6 +256,8 @@ async def _answer(model: "Model", question: Question) -> bytes | None:
                 match event:
                     case Chunk():
                         chunks.append(event)
+                    case Failed() if event.kind in _LOST:
+                        raise GenerationFailedError(event)
                     case Failed():
                         raise _NoAnswerError(event.message)
                     case Finished():

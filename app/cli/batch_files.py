@@ -2,15 +2,17 @@
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, Literal
+from typing import BinaryIO, Final, Literal, NamedTuple
 
 import msgspec
 
 from pinyon.app.ask import Ask, Chat
 from pinyon.app.errors import UsageError
+from pinyon.app.locks import LockHeldError, locked
 from pinyon.app.named_options import named_options
 from pinyon.models.chat_template import Message
 from pinyon.models.disk import printable
@@ -95,32 +97,67 @@ def _question(text: bytes, number: int, system: str | None, options: Mapping[str
     return Question(number if line.id is None else line.id, ask)
 
 
-@contextlib.contextmanager
-def answers(target: Path) -> Iterator[tuple[BinaryIO, dict[str | int, Answered]]]:
-    """Yield the output, at its end, and what it answers already. A line that a kill has cut off is taken out.
+class Output(NamedTuple):
+    """What an output holds: its answers, and how many bytes they are, without a line that a kill has cut off."""
+
+    answered: dict[str | int, Answered]
+    size_bytes: int
+
+
+def read_output(target: Path) -> Output:
+    """Return what an output holds; nothing where it is not there yet.
 
     Raises:
-        UsageError: it has lines that are no answers of a batch, or cannot be opened.
+        UsageError: it has lines that are no answers of a batch, or cannot be read.
     """
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{printable(target)} is not a regular file: name another one")
     try:
-        file = target.open("a+b")
+        data = target.read_bytes()
+    except FileNotFoundError:
+        return Output({}, 0)
+    except OSError as error:
+        raise UsageError(f"{printable(target)} cannot be read: {error.strerror}") from None
+    end = data.rfind(b"\n") + 1
+    try:
+        answered = [msgspec.json.decode(line, type=Answered) for line in data[:end].splitlines()]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise UsageError(f"{printable(target)} has lines that are no answers of a batch: name another file") from None
+    if end < len(data) and not _may_be_cut_off(data[end:]):
+        raise UsageError(f"{printable(target)} is no output of a batch: name another file")
+    return Output({each.id: each for each in answered}, end)
+
+
+@contextlib.contextmanager
+def appended(target: Path, output: Output) -> Iterator[BinaryIO]:
+    """Yield the output after its last whole line; it is made where it is missing. Raises UsageError."""
+    try:
+        file = target.open("ab")
     except OSError as error:
         raise UsageError(f"{printable(target)} cannot be written: {error.strerror}") from None
     with file:
-        file.seek(0)
-        data = file.read()
-        end = data.rfind(b"\n") + 1
+        file.truncate(output.size_bytes)
+        yield file
+
+
+@contextlib.contextmanager
+def held(target: Path, batches: Path) -> Iterator[None]:
+    """Be the only batch that writes an output. In the folder `batches` they tell each other what they write.
+
+    Raises:
+        UsageError: another process writes it; the message names it.
+        OSError: the folder cannot be used.
+    """
+    name = hashlib.sha256(os.fsencode(target.resolve())).hexdigest()
+    holder = batches / f"{name}.pid"
+    with contextlib.ExitStack() as stack:
         try:
-            before = [msgspec.json.decode(line, type=Answered) for line in data[:end].splitlines()]
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise UsageError(
-                f"{printable(target)} has lines that are no answers of a batch: name another file"
-            ) from None
-        if end < len(data):
-            if not _may_be_cut_off(data[end:]):
-                raise UsageError(f"{printable(target)} is no output of a batch: name another file")
-            file.truncate(end)
-        yield file, {answered.id: answered for answered in before}
+            stack.enter_context(locked(batches / f"{name}.lock"))
+        except LockHeldError:
+            who = f"process {printable(holder.read_text())}" if holder.exists() else "another batch"
+            raise UsageError(f"{who} writes {printable(target)}: wait for its end, or name another file") from None
+        holder.write_text(str(os.getpid()))
+        yield
 
 
 def _may_be_cut_off(line: bytes) -> bool:

@@ -3,7 +3,6 @@
 import asyncio
 import datetime as dt
 import math
-import re
 import sys
 import time
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pinyon.app.cli.ages import age_s
 from pinyon.app.cli.terminal import print_json
+from pinyon.app.counted import counted
 from pinyon.app.errors import FolderInUseError, UsageError
 from pinyon.app.kv_files import clear, damaged, held, kept, notes
 from pinyon.app.running import read_server
@@ -25,7 +26,6 @@ from pinyon.models.store import Store
 if TYPE_CHECKING:
     from pinyon.app.remote import RemoteService
 
-_UNITS = {"m": 60, "h": 3600, "d": 86400}
 _REASONS = {
     Miss.NEW: "nothing like the rest is kept",
     Miss.DIVERGED: "what was computed before goes on differently there",
@@ -57,7 +57,7 @@ def status() -> None:
     held = kept(folders.kv)
     print(f"folder  {printable(folders.kv)}")
     print(
-        f"holds   {sum(each.size_bytes for each in held) // MIB:,} MiB in {sum(each.blocks for each in held):,} blocks"
+        f"holds   {sum(each.size_bytes for each in held) // MIB:,} MiB in {counted(sum(each.blocks for each in held), 'block')}"
     )
     print(f"limits  {budget.disk_cap_bytes // MIB:,} MiB on disk, {budget.ram_cap_bytes // MIB:,} MiB in memory")
     server = asyncio.run(_server(folders))
@@ -77,7 +77,7 @@ def list_(as_json: bool) -> None:
     for each in held:
         used = dt.datetime.fromtimestamp(each.used_at).astimezone()
         print(
-            f"{each.size_bytes / 1e6:>8.0f} MB  {each.blocks:>6} blocks  {used:%Y-%m-%d %H:%M}  {printable(each.about.model)}"
+            f"{each.size_bytes / 1e6:>8.0f} MB  {counted(each.blocks, 'block'):>13}  {used:%Y-%m-%d %H:%M}  {printable(each.about.model)}"
         )
 
 
@@ -115,18 +115,19 @@ def why(request_id: str | None, as_json: bool) -> None:
 
 @command.command(name="clear")
 @click.option("--model", metavar="NAME", help="Only what is kept for this model.")
-@click.option("--older-than", metavar="AGE", help="Only what was written longer ago: 45m, 12h, 30d.")
+@click.option("--older-than", metavar="AGE", help="Only what was written longer ago: 45m, 12h, 30d, 2w.")
 def clear_(model: str | None, older_than: str | None) -> None:
     """Delete what is kept, also what a running server holds in memory."""
     folders = Folders.of_user()
-    age_s = -math.inf if older_than is None else _seconds(older_than)  # also what a wrong clock dates in the future
+    # Without an age also what a wrong clock dates in the future.
+    older_than_s = -math.inf if older_than is None else age_s(older_than, "--older-than")
     path = None if model is None else Store(folders.models).resolve(model).path
     if (server := asyncio.run(_server(folders))) is not None:
-        cleared = asyncio.run(server.clear(path, age_s))
+        cleared = asyncio.run(server.clear(path, older_than_s))
         who = f"the server at {server.url} forgot"
     else:
-        cleared, who = _cleared(folders.kv, path, time.time() - age_s), "deleted"
-    print(f"{who} {cleared.blocks:,} blocks with {cleared.size_bytes / 1e6:,.1f} MB", file=sys.stderr)
+        cleared, who = _cleared(folders.kv, path, time.time() - older_than_s), "deleted"
+    print(f"{who} {counted(cleared.blocks, 'block')} with {cleared.size_bytes / 1e6:,.1f} MB", file=sys.stderr)
 
 
 async def _server(folders: Folders) -> "RemoteService | None":
@@ -155,11 +156,4 @@ def verify() -> None:
         for path, reason in damaged(each.folder):
             bad += 1
             print(f"{printable(path)}: {reason}; deleted", file=sys.stderr)
-    print(f"{count - bad:,} blocks are good, {bad:,} were damaged")
-
-
-def _seconds(age: str) -> float:
-    match = re.fullmatch(r"(\d{1,6})([mhd])", age)
-    if match is None:
-        raise UsageError(f"--older-than is {age!r}: give a number of minutes, hours or days, as 45m, 12h or 30d")
-    return int(match[1]) * _UNITS[match[2]]
+    print(f"of {counted(count, 'block')} {bad:,} were damaged")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pinyon.app.cli import completion
+from pinyon.app.cli import completion, options
+from pinyon.app.cli.exchange import last_conversation
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.first_model import offer_a_model
 from pinyon.app.cli.terminal import tell
@@ -22,8 +23,6 @@ from pinyon.app.settings import Folders, Settings, load_settings
 from pinyon.models.store import Store
 
 if TYPE_CHECKING:
-    from pinyon.app.history.history import History
-    from pinyon.app.history.records import Conversation
     from pinyon.app.tui.app import ChatApp
 
 
@@ -47,9 +46,7 @@ class Chat:
 @click.option(
     "--plain", is_flag=True, help="Lines in, lines out: for screen readers, and terminals that can do no more."
 )
-@click.option(
-    "--context", type=click.IntRange(min=2), metavar="N", help="Context in tokens (default: the model's, at most 8192)."
-)
+@options.context
 def command(model: str | None, continues: bool, private: bool, plain: bool, context: int | None) -> ExitCode:
     """Chat with a model, in the terminal.
 
@@ -83,7 +80,7 @@ async def _chat(chat: Chat) -> ExitCode:
 
     is_kept = chat.settings.history and not chat.private
     with History(chat.folders.history_file, tell) if is_kept else History.in_memory() as history:
-        before = _before(chat, history)
+        before = last_conversation(history) if chat.continues else None
         conversation = None if before is None else before.id
         model = chat.model
         if before is not None and model is None:
@@ -126,15 +123,6 @@ async def _chat(chat: Chat) -> ExitCode:
     if app.fault is not None:
         raise app.fault
     return ExitCode.OK
-
-
-def _before(chat: Chat, history: "History") -> "Conversation | None":
-    """Return the conversation that is gone on with."""
-    if not chat.continues:
-        return None
-    if (latest := history.latest()) is None:
-        raise UsageError("there is no conversation to go on with: leave out --continue")
-    return latest
 
 
 @contextlib.contextmanager

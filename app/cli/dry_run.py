@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from pinyon.app.attachments import fenced
-from pinyon.app.cli.exchange import Wish, asked, ready
-from pinyon.app.cli.terminal import for_stdout, print_json
+from pinyon.app.cli.exchange import Wish, asked, counted_attachments, ready
+from pinyon.app.cli.terminal import for_stdout, print_json, tell
+from pinyon.app.counted import counted
+from pinyon.app.history.errors import HistoryFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from pinyon.app.history.history import History
     from pinyon.app.history.records import Answered
     from pinyon.engine.estimate import Estimate
 
@@ -45,11 +47,12 @@ class Cost(msgspec.Struct, frozen=True):
 
 async def dry_run(wish: Wish, *, as_json: bool) -> None:
     """Print what a wish would cost. Raises as `exchange`."""
-    async with ready(wish) as (model, history, before):
+    async with ready(wish, _tell_what_is_not_read) as (model, history, before):
         ask, _ = asked(wish, history, before)
-        estimate = await model.estimate(ask)
-        compute_s, is_measured = _compute_s(estimate, history.answers(model.name))
-        attached = [AttachedTokens(file.name, await model.count(fenced(file))) for file in wish.attachments]
+        async with wish.limit.ends("what it would cost was not known"):
+            estimate = await model.estimate(ask)
+        compute_s, is_measured = _compute_s(estimate, _answers(history, model.name))
+        attached = [AttachedTokens(file.name, file.tokens) for file in await counted_attachments(wish, model)]
         cost = Cost(
             model.name,
             model.context_tokens,
@@ -69,6 +72,20 @@ async def dry_run(wish: Wish, *, as_json: bool) -> None:
         print(for_stdout("\n".join(_lines(cost))), flush=True)
 
 
+def _tell_what_is_not_read(trouble: str) -> None:
+    """Nothing was to be saved: what keeps the history from being written keeps it from being read as well."""
+    tell(trouble.removeprefix("not saved: "))
+
+
+def _answers(history: "History", model: str) -> "list[Answered]":
+    """Return this model's last answers; none where the history cannot be read now, which is told."""
+    try:
+        return history.answers(model)
+    except HistoryFileError as error:
+        tell(str(error))
+        return []
+
+
 def _compute_s(estimate: "Estimate", answers: "Iterable[Answered]") -> tuple[float, bool]:
     """Return how long computing takes, and whether that was measured: here, or when earlier answers were given."""
     measured = ((each.usage.prompt_tokens - each.usage.cached_tokens, each.timings.prefill_s) for each in answers)
@@ -84,11 +101,11 @@ def _lines(cost: Cost) -> list[str]:
         for tokens, where in ((cost.resident, "in the context"), (cost.ram, "in RAM"), (cost.disk, "on disk"))
         if tokens
     ]
-    guess = "" if cost.is_measured else " (a guess: this model has computed nothing yet)"
+    guess = "" if cost.is_measured else " (a guess: how fast this model computes is not known)"
     return [
         f"model    {cost.model}, context {cost.context_tokens:,} tokens",
-        f"prompt   {cost.prompt_tokens:,} tokens",
+        f"prompt   {counted(cost.prompt_tokens, 'token')}",
         *(f"         {file.tokens:,} of them {file.name}" for file in cost.attached),
-        f"cached   {cost.cached_tokens:,} tokens{': ' if places else ''}{', '.join(places)}",
+        f"cached   {counted(cost.cached_tokens, 'token')}{': ' if places else ''}{', '.join(places)}",
         f"begins   after {cost.compute_s + cost.restore_s:.1f} s{guess}",
     ]

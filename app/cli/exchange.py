@@ -1,24 +1,25 @@
 """One prompt and its answer: loads the model, writes both into the history, prints the answer as it comes."""
 
-import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from pinyon.app.ask import Ask, Chat, RawText
 from pinyon.app.attachments import GAP, Attachment, fenced, joined
 from pinyon.app.cli.answer import Answer, Stats
-from pinyon.app.cli.ending import at, on_interrupt
+from pinyon.app.cli.ending import TimeLimit, at, on_interrupt
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.progress import loading
 from pinyon.app.cli.terminal import print_json, printable, tell
+from pinyon.app.counted import counted
 from pinyon.app.default_model import model_before
 from pinyon.app.errors import AnswerError, AppError, GenerationFailedError, UsageError
+from pinyon.app.history.errors import HistoryFileError
 from pinyon.app.settings import Folders, Settings
 from pinyon.engine.events import Chunk, Failed, Finished, FinishReason
 from pinyon.models.chat_template import Message
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from pinyon.app.history.history import History
     from pinyon.app.history.records import Attached, Conversation
     from pinyon.app.service import Model
+
+
+STOPPING_S: Final = 2.0
+"""How long an answer may take to end once it was told to: a step cannot be interrupted. Past that nobody is there any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class Wish:
     is_kept: bool
     attachments: tuple[Attachment, ...] = ()
     continues: bool = False
-    timeout_s: float | None = None
+    limit: TimeLimit = field(default_factory=TimeLimit)
 
 
 async def exchange(wish: Wish, answer: Answer, *, with_stats: bool) -> ExitCode:
@@ -61,12 +66,12 @@ async def exchange(wish: Wish, answer: Answer, *, with_stats: bool) -> ExitCode:
     started = time.monotonic()
     async with ready(wish) as (model, history, before):
         load_s = time.monotonic() - started
-        attached = await _attached(wish, model)
+        attached = await counted_attachments(wish, model)
         _tell_tokens(attached)
         ask, parent = noted(wish, history, before, model.name, attached)
-        deadline = None if wish.timeout_s is None else started + wish.timeout_s
         try:
-            finished, is_late = await _generate(model, history, ask, parent, answer, deadline)
+            async with wish.limit.ends("the answer did not end", STOPPING_S):
+                finished, is_late = await _generate(model, history, ask, parent, answer, wish.limit)
         except AppError:
             answer.break_off()
             raise
@@ -77,48 +82,60 @@ async def exchange(wish: Wish, answer: Answer, *, with_stats: bool) -> ExitCode:
             if with_stats:
                 print_json(stats, sys.stderr)
     if is_late:
-        raise AnswerError(f"stopped after {wish.timeout_s:g} s, with {stats.completion_tokens:,} tokens of the answer")
+        raise AnswerError(
+            f"stopped after {wish.limit.seconds:g} s, with {counted(stats.completion_tokens, 'token')} of the answer"
+        )
     if wish.ask.grammar is not None and finished.reasons == (FinishReason.LENGTH,):
         raise AnswerError(
-            f"the answer was cut off after {stats.completion_tokens:,} tokens, so it is not whole: raise --max-tokens or --context"
+            f"the answer was cut off after {counted(stats.completion_tokens, 'token')}, so it is not whole: raise --max-tokens or --context"
         )
     return ExitCode.INTERRUPTED if finished.reasons == (FinishReason.CANCELLED,) else ExitCode.OK
 
 
 @contextlib.asynccontextmanager
-async def ready(wish: Wish) -> "AsyncIterator[tuple[Model, History, Conversation | None]]":
-    """Yield the loaded model, the history, and the conversation that is gone on with.
+async def ready(
+    wish: Wish, on_trouble: Callable[[str], None] = tell
+) -> "AsyncIterator[tuple[Model, History, Conversation | None]]":
+    """Yield the loaded model, the history, whose trouble is told, and the conversation that is gone on with.
 
     Raises:
         UsageError: there is no conversation to go on with.
+        HistoryFileError: it cannot be read.
         AnswerError: the time limit passed while the model was loaded.
         AppError, EngineError, ModelError: it cannot be loaded.
     """
     from pinyon.app.backend import Backend  # noqa: PLC0415  takes long to import
 
-    with _history(wish) as history:
-        before = history.latest() if wish.continues else None
-        if wish.continues and before is None:
-            raise UsageError("there is no conversation to go on with: leave out -c")
+    with _history(wish, on_trouble) as history:
+        before = last_conversation(history) if wish.continues else None
         named = wish.model or (None if before is None else model_before(Store(wish.folders.models), before.model))
         async with Backend(wish.folders, wish.settings) as backend:
             with loading(named or wish.settings.model or "the model") as on_progress:
-                try:
-                    async with asyncio.timeout(wish.timeout_s):
-                        model = await backend.load(named, wish.context, on_progress)
-                except TimeoutError:
-                    raise AnswerError(
-                        f"the model was not loaded within the {wish.timeout_s:g} s of --timeout"
-                    ) from None
+                async with wish.limit.ends("the model was not loaded"):
+                    model = await backend.load(named, wish.context, on_progress)
             if before is not None and wish.model is None and model.name != before.model:
                 tell(f"{model.name} answers: {before.model}, which did so before, is not here by that name")
             yield model, history, before
 
 
-def _history(wish: Wish) -> "History":
+def _history(wish: Wish, on_trouble: Callable[[str], None]) -> "History":
     from pinyon.app.history.history import History  # noqa: PLC0415  brings SQLite
 
-    return History(wish.folders.history_file, tell) if wish.is_kept else History.in_memory()
+    return History(wish.folders.history_file, on_trouble) if wish.is_kept else History.in_memory()
+
+
+def last_conversation(history: "History") -> "Conversation":
+    """Return the conversation that -c goes on with.
+
+    Raises:
+        UsageError: there is none.
+        HistoryFileError: none can be read.
+    """
+    if (latest := history.latest()) is not None:
+        return latest
+    if history.why_not_saved:
+        raise HistoryFileError(f"no conversation to go on with could be read: {history.why_not_saved}")
+    raise UsageError("there is no conversation to go on with: leave out --continue")
 
 
 def asked(wish: Wish, history: "History", before: "Conversation | None") -> tuple[Ask, int | None]:
@@ -171,28 +188,34 @@ def _last_answer(history: "History", conversation: str) -> int | None:
     return next((message.id for message in reversed(path) if message.role is Role.ASSISTANT and message.text), None)
 
 
-async def _attached(wish: Wish, model: "Model") -> list["Attached"]:
-    """Count what is attached. Where a template does not put it first, it is a part of the words."""
+async def counted_attachments(wish: Wish, model: "Model") -> list["Attached"]:
+    """Count what is attached. Where a template does not put it first, it is a part of the words.
+
+    Raises:
+        AnswerError: the time limit passed meanwhile.
+        EngineError, AppError: it cannot be counted.
+    """
     from pinyon.app.history.records import Attached  # noqa: PLC0415
 
     texts = [*map(fenced, wish.attachments)]
     is_first = f"{_new_messages(wish.ask)[-1].content}{GAP}".startswith(f"{joined(texts)}{GAP}")
-    return [
-        Attached(file.name, file.size_bytes, await model.count(text), len(text) if is_first else 0)
-        for file, text in zip(wish.attachments, texts, strict=True)
-    ]
+    async with wish.limit.ends("what is attached was not counted"):
+        return [
+            Attached(file.name, file.size_bytes, await model.count(text), len(text) if is_first else 0)
+            for file, text in zip(wish.attachments, texts, strict=True)
+        ]
 
 
 def _tell_tokens(attached: Sequence["Attached"]) -> None:
     if sys.stderr.isatty():
         for file in attached:
-            print(f"{printable(file.name)}: {file.tokens:,} tokens", file=sys.stderr)
+            print(f"{printable(file.name)}: {counted(file.tokens, 'token')}", file=sys.stderr)
 
 
 async def _generate(
-    model: "Model", history: "History", ask: Ask, parent: int, answer: Answer, deadline: float | None
+    model: "Model", history: "History", ask: Ask, parent: int, answer: Answer, limit: TimeLimit
 ) -> tuple[Finished, bool]:
-    """Hand the answer on as it comes; return the last event, and whether the deadline ended it."""
+    """Hand the answer on as it comes; return the last event, and whether the time limit ended it."""
     from pinyon.app.conversing import written  # noqa: PLC0415  brings SQLite
 
     def cancel() -> Coroutine[None, None, None]:
@@ -200,7 +223,7 @@ async def _generate(
 
     assert ask.conversation is not None
     updates = written(history, model, ask.conversation, parent, ask)
-    with on_interrupt(cancel), at(deadline, cancel) as alarm:
+    with on_interrupt(cancel), at(limit, cancel) as alarm:
         async with contextlib.aclosing(updates):
             async for _, event in updates:
                 match event:

@@ -32,25 +32,29 @@ _OF_FAILURE = {
 }
 
 
-def report(error: Exception) -> ExitCode:
-    """Print the error's one line to stderr and return the exit code. Of a fault in Pinyon itself a log keeps the rest."""
+def exit_code(error: BaseException | None) -> ExitCode:
+    """Return the code with which a command ends that failed so."""
     match error:
         case EngineError() | GenerationFailedError():
-            code = _OF_FAILURE[error.kind]
+            return _OF_FAILURE[error.kind]
         case TemplateError() | BusyError() | ServerError() | AnswerError() | HistoryFileError():
-            code = ExitCode.FAILED
-        case ModelError() | ModelSlotError():
-            code = ExitCode.MODEL
-        case AppError():
-            code = ExitCode.USAGE
-        case OSError():
-            code = ExitCode.FAILED
-        case _:
-            log = _log_fault(error)
-            tell(f"a fault in Pinyon itself ({type(error).__name__}: {error}); see {log}")
             return ExitCode.FAILED
-    tell(str(error))
-    return code
+        case ModelError() | ModelSlotError():
+            return ExitCode.MODEL
+        case AppError():
+            return ExitCode.USAGE
+        case _:
+            return ExitCode.FAILED
+
+
+def report(error: Exception) -> ExitCode:
+    """Print the error's one line to stderr and return the exit code. Of a fault in Pinyon itself a log keeps the rest."""
+    if isinstance(error, EngineError | ModelError | AppError | OSError):
+        tell(str(error))
+    else:
+        log = _log_fault(error)
+        tell(f"a fault in Pinyon itself ({type(error).__name__}: {error}); see {log}")
+    return exit_code(error)
 
 
 def _log_fault(error: Exception) -> Path | None:

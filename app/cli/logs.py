@@ -5,12 +5,14 @@ import contextlib
 import datetime as dt
 import sqlite3
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import click
 import msgspec
 
+from pinyon.app.cli.ages import age_s
 from pinyon.app.cli.terminal import for_stdout, print_json, printable, tell
 from pinyon.app.errors import AppError, UsageError
 from pinyon.app.history import export
@@ -81,12 +83,18 @@ class _Whole(msgspec.Struct):
 @click.argument("words", nargs=-1, required=True)
 @click.option("--role", type=click.Choice([role.value for role in Role]), help="Only messages of this role.")
 @click.option("--model", metavar="NAME", help="Only answers of this model.")
+@click.option("--since", metavar="AGE", help="Only messages of so long ago at most: 45m, 12h, 30d, 2w.")
 @_count
 @_json
-def search(words: tuple[str, ...], role: str | None, model: str | None, count: int, as_json: bool) -> None:
+def search(
+    words: tuple[str, ...], role: str | None, model: str | None, since: str | None, count: int, as_json: bool
+) -> None:
     """Find messages that hold all the words, the newest first. The last word may go on; quotes make a phrase."""
+    since_s = None if since is None else time.time() - age_s(since, "--since")
     with _history() as history:
-        found = history.search(" ".join(words), role=Role(role) if role else None, model=model, limit=count)
+        found = history.search(
+            " ".join(words), role=Role(role) if role else None, model=model, since=since_s, limit=count
+        )
     if as_json:
         print_json(found)
         return
@@ -165,6 +173,8 @@ def _named(history: History, id_: str | None) -> Conversation:
         if (latest := history.latest()) is None:
             raise UsageError("no conversation was kept yet")
         return latest
+    with contextlib.suppress(NoConversationError):
+        return history.conversation(id_)
     found = [each for each in history.conversations(limit=_ALL) if each.id.startswith(id_)]
     if not found:
         raise NoConversationError(f"there is no conversation {printable(id_)}: `pinyon logs` lists them")

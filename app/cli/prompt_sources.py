@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pinyon.app.attachments import STDIN, Attachment, attached, fenced, joined
+from pinyon.app.cli.terminal import tell
 from pinyon.app.errors import UsageError
 from pinyon.models.disk import printable
 
@@ -80,7 +81,12 @@ def _has_begun(grace_s: float) -> bool:
 def _attachments(source: str, *, urls: bool) -> tuple[Attachment, ...]:
     found = attached(source, urls=urls)
     if found.left_out:
-        more = len(found.left_out) - SHOWN_LEFT_OUT
-        shown = ", ".join(found.left_out[:SHOWN_LEFT_OUT]) + (f" and {more:,} more" if more > 0 else "")
-        print(f"pinyon: left out of {printable(source)}: {shown}", file=sys.stderr)
+        tell(left_out_of(source, found.left_out))
     return found.attachments
+
+
+def left_out_of(source: str, left_out: Sequence[str]) -> str:
+    """Return the sentence about the files of a folder that are no text."""
+    more = len(left_out) - SHOWN_LEFT_OUT
+    shown = ", ".join(left_out[:SHOWN_LEFT_OUT]) + (f" and {more:,} more" if more > 0 else "")
+    return f"left out of {printable(source)}: {shown}"

@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from pinyon.app.cli.terminal import print_json
+from pinyon.app.counted import counted
 from pinyon.app.settings import Folders
 from pinyon.app.wire import Status
 from pinyon.engine.meters import Meters
@@ -47,8 +48,8 @@ async def _servers() -> list[_Server]:
 
 def _rows(url: str, status: Status) -> list[tuple[str, str]]:
     model = status.model or "none is loaded"
-    if status.context_tokens is not None:
-        model += f" (context {status.context_tokens:,} tokens, {status.threads} threads)"
+    if status.context_tokens is not None and status.threads is not None:
+        model += f" (context {status.context_tokens:,} tokens, {counted(status.threads, 'thread')})"
     return [
         ("model", model),
         ("engine", "shutting down" if status.is_draining else status.engine_state),

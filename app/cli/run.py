@@ -6,11 +6,13 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import click
+import msgspec
 from click.core import ParameterSource
 
 from pinyon.app.ask import Ask, Chat, Prompt, RawText
-from pinyon.app.cli import completion
-from pinyon.app.cli.answer import Answer, Format, JsonAnswer, JsonLinesAnswer, TextAnswer, WholeAnswer
+from pinyon.app.cli import completion, options
+from pinyon.app.cli.answer import Format, Output
+from pinyon.app.cli.ending import TimeLimit
 from pinyon.app.cli.exchange import Wish, exchange
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.first_model import offer_a_model
@@ -32,13 +34,7 @@ _KEEPS_NOTHING = "--private, or the setting history = false"
 
 @click.command(name="run")
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]...", shell_complete=completion.models)
-@click.option(
-    "-m",
-    "--model",
-    metavar="NAME",
-    help="Model to use: a name, an alias or the path of a GGUF file.",
-    shell_complete=completion.models,
-)
+@options.model
 @click.option(
     "-f",
     "--file",
@@ -65,41 +61,22 @@ _KEEPS_NOTHING = "--private, or the setting history = false"
 @click.option(
     "-o",
     "--option",
-    "options",
+    "named",
     multiple=True,
     metavar="NAME=VALUE",
     help="Set a sampling parameter by its name, or max_tokens; repeatable.",
 )
-@click.option("--max-tokens", type=int, metavar="N", help="Stop after N tokens; without it, where the context ends.")
-@click.option(
-    "--context", type=click.IntRange(min=2), metavar="N", help="Context in tokens (default: the model's, at most 8192)."
-)
-@click.option("--temperature", type=float, metavar="X", help="0 always takes the likeliest token.")
-@click.option("--top-p", type=float, metavar="X", help="Draw from the likeliest tokens that make up this probability.")
-@click.option("--top-k", type=int, metavar="N", help="Draw from the N likeliest tokens; 0 for all.")
-@click.option("--min-p", type=float, metavar="X", help="Leave out tokens below this share of the likeliest one.")
-@click.option("--repeat-penalty", type=float, metavar="X", help="Above 1 makes repetition less likely.")
-@click.option("--seed", type=int, metavar="N", help="The same seed draws the same tokens.")
+@options.context
+@options.flags
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; repeatable.")
-@click.option(
-    "--schema", metavar="SCHEMA", help="Answer in JSON of this shape: 'name, age int', or a file with JSON Schema."
-)
-@click.option("-x", "--extract", is_flag=True, help="Print the first code block of the answer alone.")
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice([*map(str, Format)]),
-    help="json: one object at the end; jsonl: an object a line, as it comes.",
-)
-@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
-@click.option("--no-stream", is_flag=True, help="Print the text when it is complete.")
-@click.option("-R", "--hide-reasoning", is_flag=True, help="Do not show on the terminal what the model thinks.")
+@options.schema
+@options.output
 @click.option("--stats", is_flag=True, help="Print figures about the answer as a line of JSON on stderr.")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     metavar="S",
-    help="Stop after S seconds, loading included.",
+    help="Stop after S seconds, reading and loading included.",
 )
 @click.option("--dry-run", "is_dry", is_flag=True, help="Print what the prompt would cost, and compute nothing.")
 @click.option("--no-cache", is_flag=True, help="Compute the whole prompt, and keep nothing of it.")
@@ -119,22 +96,12 @@ def command(
     variables: tuple[str, ...],
     continues: bool,
     interactive: bool,
-    options: tuple[str, ...],
-    max_tokens: int | None,
+    named: tuple[str, ...],
     context: int | None,
-    temperature: float | None,
-    top_p: float | None,
-    top_k: int | None,
-    min_p: float | None,
-    repeat_penalty: float | None,
-    seed: int | None,
+    flags: dict[str, object],
     stop: tuple[str, ...],
     schema: str | None,
-    extract: bool,
-    format_name: str | None,
-    as_json: bool,
-    no_stream: bool,
-    hide_reasoning: bool,
+    output: dict[str, object],
     stats: bool,
     timeout: float | None,
     is_dry: bool,
@@ -162,10 +129,10 @@ def command(
         return _open_chat(folders, settings, model, context, private=private, continues=continues)
     template = Template() if template_name is None else read_template(template_name, folders.templates)
     system = argument_text(system) if system is not None else None
-    format_ = Format.JSON if as_json else Format(format_name or Format.TEXT)
+    printed = msgspec.convert(output, Output)
+    printed = msgspec.structs.replace(printed, extract=printed.extract or template.extract)
     has_system = (system or template.system) is not None
     is_kept = settings.history and not private
-    only_code = extract or template.extract
     _refuse(
         {
             f"-i goes on with what was kept, and nothing is kept with {_KEEPS_NOTHING}": interactive and not is_kept,
@@ -175,27 +142,18 @@ def command(
             "-c sends messages, which need the chat template that --no-template leaves out": continues and no_template,
             "-c goes on with a conversation that has its instructions: leave out --system": continues and has_system,
             "-p fills in a template: name it with -t": bool(variables) and template_name is None,
-            "--json is --format json: leave one of them out": as_json and format_name not in {None, Format.JSON},
-            "-x needs the whole answer: use --format json or text": only_code and format_ is Format.JSONL,
-            "--no-stream waits for the answer, and --format jsonl does not": no_stream and format_ is Format.JSONL,
             "--system needs the chat template that --no-template leaves out: put it into the prompt": no_template
             and has_system,
+            **printed.contradictions,
         }
     )
-    flags = {
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "repeat_penalty": repeat_penalty,
-        "seed": seed,
-        "max_tokens": max_tokens,
-    }
-    choices = _choices(template, options, flags)
+    choices = _choices(template, named, flags)
     shape = schema or template.schema
     constraint = None if shape is None else grammar.json_schema(schema_of(shape))
     pipe_is_needed = template.takes_input or not template.prompt
-    material = given(words, files, urls=settings.urls, pipe_is_needed=pipe_is_needed)
+    limit = TimeLimit(timeout)
+    with limit.ends_blocking("the prompt was not read"):
+        material = given(words, files, urls=settings.urls, pipe_is_needed=pipe_is_needed)
     text, instructions = template.filled(material.text, named_values(map(argument_text, variables), "-p"))
     ask = Ask(
         prompt=_prompt(text, instructions if system is None else system, no_template),
@@ -217,17 +175,16 @@ def command(
         is_kept=is_kept,
         attachments=material.attachments,
         continues=continues,
-        timeout_s=timeout,
+        limit=limit,
     )
     if wish.model is None:
         offer_a_model(folders, settings)
     if is_dry:
         from pinyon.app.cli.dry_run import dry_run  # noqa: PLC0415  only where it is asked for
 
-        asyncio.run(dry_run(wish, as_json=format_ is not Format.TEXT))
+        asyncio.run(dry_run(wish, as_json=printed.chosen is not Format.TEXT))
         return ExitCode.OK
-    answer = _answer(format_, only_code=only_code, streams=not no_stream, hide_thoughts=hide_reasoning)
-    code = asyncio.run(exchange(wish, answer, with_stats=stats))
+    code = asyncio.run(exchange(wish, printed.answer(), with_stats=stats))
     if interactive and code is ExitCode.OK:
         return _open_chat(folders, settings, wish.model, context, continues=True)
     return code
@@ -243,7 +200,8 @@ def _asks_for_the_chat(context: click.Context) -> bool:
     """Whether a terminal was given nothing but what the chat takes, too."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
-    chosen = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    names = {parameter.name for parameter in context.command.params if parameter.name is not None}
+    chosen = {name for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
     return chosen <= _OF_CHAT
 
 
@@ -273,10 +231,9 @@ def _refuse(contradictions: Mapping[str, bool]) -> None:
 def _choices(template: Template, options: Sequence[str], flags: Mapping[str, object]) -> NamedOptions:
     """Return what was chosen: by a flag or by -o, else by the template."""
     named = named_values(options, "-o")
-    flagged = {name: value for name, value in flags.items() if value is not None}
-    if twice := sorted(named.keys() & flagged.keys()):
+    if twice := sorted(named.keys() & flags.keys()):
         raise UsageError(f"{twice[0]} is given twice: with -o, and with the option of its own")
-    return named_options({**template.options, **named, **flagged})
+    return named_options({**template.options, **named, **flags})
 
 
 def _prompt(text: str, system: str | None, no_template: bool) -> Prompt:
@@ -292,15 +249,3 @@ def _title(material: Given, text: str) -> str:
     """Return what a conversation is called before its words are cut: what was said, else what was attached or piped."""
     names = ", ".join(attachment.name for attachment in material.attachments)
     return material.words or names or material.piped or text
-
-
-def _answer(format_: Format, *, only_code: bool, streams: bool, hide_thoughts: bool) -> Answer:
-    match format_:
-        case Format.JSON:
-            return JsonAnswer(only_code=only_code)
-        case Format.JSONL:
-            return JsonLinesAnswer()
-        case Format.TEXT if streams and not only_code:
-            return TextAnswer(hide_thoughts=hide_thoughts)
-        case Format.TEXT:
-            return WholeAnswer(only_code=only_code, hide_thoughts=hide_thoughts)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from pinyon.app.cli import options
 from pinyon.app.cli.progress import loading
 from pinyon.app.default_model import default_model
 from pinyon.app.settings import Folders, load_settings
@@ -17,9 +18,7 @@ DEFAULT_PORT = 8642
 
 @click.command(name="serve")
 @click.option("-m", "--model", help="Model to hold: a name, an alias or the path of a GGUF file.")
-@click.option(
-    "--context", type=click.IntRange(min=2), metavar="N", help="Context in tokens (default: the model's, at most 8192)."
-)
+@options.context
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0 takes a free one."

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from pinyon.app.counted import counted
+
 UNKNOWN: Final = "-"
 _STEPS: Final = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
@@ -37,4 +39,4 @@ def cost(number: int | None, size_bytes: int) -> str:
 
 
 def tokens(number: int) -> str:
-    return "1 token" if number == 1 else f"{number:,} tokens"
+    return counted(number, "token")

@@ -9,10 +9,12 @@ from typing import Final
 
 from pinyon.app.attachments import attached, fenced
 from pinyon.app.backend import Backend
-from pinyon.app.cli.failures import ExitCode
+from pinyon.app.cli.failures import ExitCode, exit_code
+from pinyon.app.cli.prompt_sources import left_out_of
 from pinyon.app.cli.terminal import for_stdout, printable
 from pinyon.app.conversing import Choices
-from pinyon.app.errors import UsageError
+from pinyon.app.counted import counted
+from pinyon.app.errors import GenerationFailedError, UsageError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Message, Role, State
 from pinyon.app.settings import Folders, Settings
@@ -22,7 +24,7 @@ from pinyon.app.tui.dialogue import Dialogue
 from pinyon.app.tui.draft import Draft, Piece
 from pinyon.app.tui.search_query import query_of
 from pinyon.app.tui.turns import EXPECTED
-from pinyon.engine.events import Chunk, Event
+from pinyon.engine.events import Chunk, Event, Failed
 
 SHOWN: Final = 20
 """How many conversations or hits are listed."""
@@ -55,9 +57,10 @@ class PlainChat:
         self._is_open = True
         self._line = ""
         self._fault: Exception | None = None
+        self._failure = ExitCode.OK
 
     async def run(self, conversation: str | None) -> ExitCode:
-        """Talk until the user leaves. Raises NoConversationError."""
+        """Talk until the user leaves. In a pipe nobody sees what failed first: its exit code is returned. Raises NoConversationError."""
         print("Plain chat. /help lists the commands, Ctrl+C stops an answer, Ctrl+D leaves.")
         await self.dialogue.open(conversation)
         self.dialogue.resume()
@@ -68,13 +71,19 @@ class PlainChat:
             if self._fault is not None:
                 raise self._fault
         await self.dialogue.close()
-        return ExitCode.OK
+        return ExitCode.OK if sys.stdin.isatty() else self._failure
 
-    def attach(self, path: str) -> None:
-        """Send a file along with the next message. Raises UsageError."""
-        for attachment in attached(str(Path(path).expanduser()), urls=self.settings.urls).attachments:
-            self._attached.append(Piece(attachment.name, fenced(attachment), attachment.size_bytes))
-            self.told(f"{attachment.name} goes along with the next message")
+    async def attach(self, path: str) -> None:
+        """Send a file along with the next message. Raises UsageError, and where its tokens cannot be counted EngineError."""
+        found = await asyncio.to_thread(lambda: attached(str(Path(path).expanduser()), urls=self.settings.urls))
+        if found.left_out:
+            self.told(left_out_of(path, found.left_out))
+        model = self.dialogue.model
+        for attachment in found.attachments:
+            text = fenced(attachment)
+            tokens = 0 if model is None else await model.count(text)
+            self._attached.append(Piece(attachment.name, text, attachment.size_bytes, tokens))
+            self.told(f"{attachment.name} ({counted(tokens, 'token')}) goes along with the next message")
 
     # The dialogue's audience
 
@@ -93,8 +102,11 @@ class PlainChat:
         self._line = f"{_SPEAKERS[message.role]}: "
 
     def heard(self, event: Event) -> None:
-        if isinstance(event, Chunk):
-            self._hear(event.text)
+        match event:
+            case Chunk():
+                self._hear(event.text)
+            case Failed():
+                self._failed(GenerationFailedError(event))
 
     def _hear(self, text: str) -> None:
         *lines, self._line = (self._line + text).split("\n")
@@ -116,9 +128,14 @@ class PlainChat:
     def needs_model(self, reason: str) -> None:
         self.told(reason, is_error=True)
 
+    def _failed(self, error: BaseException | None) -> None:
+        self._failure = self._failure or exit_code(error)
+
     # The actions' desk
 
     def told(self, text: str, *, is_error: bool = False) -> None:
+        if is_error:
+            self._failed(sys.exception())  # what is told of is being handled
         print(f"{'Error: ' if is_error else ''}{printable(text)}", file=sys.stderr, flush=True)
 
     async def show(self, title: str, text: str) -> None:
@@ -140,6 +157,7 @@ class PlainChat:
         try:
             command = commands.slash_command(text)
         except KeyError as error:
+            self._failed(UsageError())
             self.told(f"there is no command {error.args[0]!r}; /help lists them", is_error=True)
             return
         try:
@@ -202,7 +220,7 @@ class PlainActions(Actions):
     async def attach(self, path: str) -> None:
         if not path:
             raise UsageError("which file? /attach PATH")
-        self._chat.attach(path)
+        await self._chat.attach(path)
 
     async def help(self, _argument: str) -> None:
         here = [action for action in commands.ACTIONS if action.slash and hasattr(self, action.id)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pinyon.app.conversing import Choices, EditCost, as_chat
+from pinyon.app.counted import counted
 from pinyon.app.history.records import Message, Role
 from pinyon.app.tui import amounts
 from pinyon.app.tui.dialogue import Dialogue
@@ -93,7 +94,7 @@ def as_command(path: Sequence[Message], choices: Choices, model: str) -> str:
     words += [] if choices.max_tokens is None else [f"--max-tokens={choices.max_tokens}"]
     command = shlex.join([*words, "--", questions[-1] if questions else ""])
     before = len(questions) - 1
-    return command if before <= 0 else f"# without the {before} earlier questions; /curl has them\n{command}"
+    return command if before <= 0 else f"# without the {counted(before, 'earlier question')}; /curl has them\n{command}"
 
 
 def _asked(path: Sequence[Message]) -> Sequence[Message]:

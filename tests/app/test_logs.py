@@ -1,4 +1,5 @@
 import json
+import time
 
 import pytest
 from command_line import assert_refused, pinyon, serving
@@ -6,6 +7,7 @@ from histories import rows, told
 
 from pinyon.app import kv_files
 from pinyon.app.ask import Ask, RawText
+from pinyon.app.cli.logs import _named
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Role
 from pinyon.app.service import Service
@@ -62,6 +64,12 @@ def test_show_takes_the_path_used_last_or_an_id_cut_short(tmp_path, kept):
     assert [each["text"] for each in whole["messages"]][1:] == ["The jay.", "Another jay."]
 
 
+def test_a_whole_id_is_looked_up_without_reading_all_conversations(folders, kept, monkeypatch):
+    monkeypatch.setattr(History, "conversations", lambda *_, **__: pytest.fail("all are read"))
+    with History(folders.history_file) as history:
+        assert _named(history, kept[1]).id == kept[1]
+
+
 def test_an_id_that_names_none_or_several_is_refused(tmp_path, kept):
     assert_refused(pinyon(tmp_path, "logs", "show", "zz"), 2, "no conversation zz")
     assert_refused(pinyon(tmp_path, "logs", "show", ""), 2, "2 conversations")
@@ -74,6 +82,18 @@ def test_search_finds_messages(tmp_path, kept):
     found = json.loads(logs(tmp_path, "search", "--json", "--role", "assistant", "--model", "tiny", "jay"))
     assert [each["snippet"] for each in found] == ["The jay."]
     assert [found[0]["snippet"][start:end] for start, end in found[0]["matches"]] == ["jay"]
+
+
+def test_search_takes_an_age(tmp_path, folders):
+    with History(folders.history_file, clock=lambda: time.time() - 3 * 86400) as history:
+        told(history, "The old jay", "Yes.")
+    with History(folders.history_file) as history:
+        told(history, "The young jay", "Yes.")
+    for age, snippets in (("1d", ["The young jay"]), ("1w", ["The young jay", "The old jay"])):
+        assert [
+            each["snippet"] for each in json.loads(logs(tmp_path, "search", "jay", "--since", age, "--json"))
+        ] == snippets
+    assert_refused(pinyon(tmp_path, "logs", "search", "jay", "--since", "soon"), 2, "--since is 'soon'")
 
 
 @pytest.mark.parametrize(("form", "words"), [("md", "# Why"), ("jsonl", '{"messages":['), ("html", "<!DOCTYPE html>")])

@@ -21,9 +21,10 @@ from pinyon.engine.config import LONG_TEXT_CHARS, EngineConfig
 from pinyon.engine.errors import ContextOverflowError
 from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Chunk, Failed, FailureKind, Finished, FinishReason
+from pinyon.engine.file_system import FileSystem
 from pinyon.engine.request import Text
 from pinyon.engine.shared_kv import SharedKv
-from pinyon.engine.weights_digest import file_identity
+from pinyon.engine.weights_digest import MEMORY_NAME, file_identity, weights_digest
 from pinyon.engine.worker import Worker
 
 LONG_TEXTS = {"letter": "A" * 30_000, "ideograph": "语" * 30_000, "spaces": " " * 100_000, "newlines": "\n" * 100_000}
@@ -122,6 +123,41 @@ def test_until_the_disk_is_known_or_given_up_reports_say_so(tmp_path, is_usable)
     assert miss("b") is Miss.DIVERGED
     assert (made.engine._notes is not None) == is_usable
     made.engine.close()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_first_request_waits_for_the_disk_of_a_known_model(tmp_path, monkeypatch, is_known):
+    monkeypatch.setattr("pinyon.engine.worker.NEW_DISK_WAIT_S", 0.01)
+    (model := tmp_path / "model").write_bytes(b"weights")
+    (folder := tmp_path / "kv").mkdir()
+    identity = file_identity(model)
+    if is_known:
+        weights_digest(model, identity, folder / MEMORY_NAME, FileSystem())
+    made = make_engine(hashed, cells=1024, store=make_store())
+    made.kv._store.awaits_disk = True
+    sent, may_open = queue.SimpleQueue(), threading.Event()
+    worker = Worker(EngineConfig(os.fsencode(model), 1, kv_folder=os.fsencode(folder), kv_disk_cap_bytes=1), sent.put)
+    context = SimpleNamespace(kv_settings=())
+    loaded = SimpleNamespace(engine=made.engine, info=None, context=context, file_identity=identity)
+    monkeypatch.setattr(worker, "_load", lambda: loaded)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+
+    def start(name, body):
+        if name == "disk":
+            threading.Thread(target=lambda: may_open.wait() and body(), daemon=True).start()
+
+    monkeypatch.setattr("pinyon.engine.worker.start_thread", start)
+    worker._commands.put(made.engine.prepare(ask("a", max_tokens=1)))
+    threading.Thread(target=worker.run, daemon=True).start()
+    sent.get(timeout=10)
+    if is_known:
+        threading.Timer(0.1, may_open.set).start()
+    events = []
+    while not events or not isinstance(events[-1], Finished):
+        events += [event for _, event in sent.get(timeout=10).events]
+    assert (events[-1].cache.miss is Miss.NOT_READY) == (not is_known)
+    may_open.set()
+    worker.stop()
 
 
 def test_a_request_cancelled_before_it_was_prepared_tells_of_each_choice():

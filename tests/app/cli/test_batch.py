@@ -4,17 +4,22 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 
 import pytest
-from command_line import pinyon
+from command_line import PINYON, environment, pinyon, serving
 from fake_backend import ChatModel, called, faked
 from fake_service import says
 
 from pinyon.app.cli.batch import AT_ONCE, command
+from pinyon.app.cli.batch_files import held
 from pinyon.app.cli.failures import ExitCode
-from pinyon.app.errors import UsageError
-from pinyon.engine.errors import EngineCrashedError
+from pinyon.app.errors import GenerationFailedError, QueueFullError, ServerError, UsageError
+from pinyon.app.settings import Folders
+from pinyon.engine.errors import EngineCrashedError, EngineError, ModelQuarantinedError, NativeError
+from pinyon.models.errors import ModelNotFoundError
 
 
 @pytest.fixture(autouse=True)
@@ -33,11 +38,19 @@ def echo(_id, tokens, generated):
 
 @pytest.fixture
 def batch(here, monkeypatch):
-    """Write an input, run the batch over a model, return the answers by id."""
+    """Write an input, run the batch over a model, return the answers by id; `backend` is that of the last run."""
 
-    def run(*lines, arguments=(), model=None, code=ExitCode.OK):
+    def run(*lines, arguments=(), model=None, code=ExitCode.OK, before_second_load=None):
         (here / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
-        faked(monkeypatch, model or ChatModel(echo))
+        backend = run.backend = faked(monkeypatch, model or ChatModel(echo))
+        load = backend.load
+
+        async def loaded(*arguments):
+            if backend.loads and before_second_load is not None:
+                before_second_load(backend)
+            return await load(*arguments)
+
+        backend.load = loaded
         assert called(command, "in.jsonl", "out.jsonl", "-m", "fake", *arguments) == code
         return written(here)
 
@@ -122,7 +135,7 @@ def test_an_answer_to_something_else_is_not_taken_for_one(batch, here, change):
 def test_a_failure_costs_its_own_line_only_and_can_be_tried_again(batch, capsys):
     def fails_at_b(request_id, tokens, generated):
         if bytes(token for token in tokens if token < 256).startswith(b"user: b"):
-            raise EngineCrashedError("gone\x1b")
+            raise NativeError("gone\x1b")
         return echo(request_id, tokens, generated)
 
     lines = [{"prompt": "b"}]
@@ -136,6 +149,89 @@ def test_a_prompt_that_does_not_fit_is_told(batch, capsys):
     model = ChatModel(echo, cells=64)
     assert batch({"prompt": "a" * 100}, {"prompt": "a"}, model=model, code=ExitCode.FAILED) == {2: "aaa"}
     assert "pinyon: 1: " in capsys.readouterr().err
+
+
+class MortalModel(ChatModel):
+    """Its process dies under the asks with these numbers, or they raise what is given for them."""
+
+    def __init__(self, deaths):
+        super().__init__(echo)
+        self.deaths = deaths
+        self.begun = 0
+
+    async def generate(self, ask):
+        self.begun += 1
+        death = self.deaths.get(self.begun)
+        await asyncio.sleep(0)  # the others begin
+        if death is None:
+            async for event in super().generate(ask):
+                yield event
+            return
+        self.asked.append(ask)
+        if not isinstance(death, EngineError):
+            raise death
+        yield death.as_event()
+
+
+def asked_letters(model):
+    return [ask.prompt.messages[-1].content for ask in model.asked]
+
+
+LETTERS = [{"prompt": letter} for letter in "abcd"]
+DEAD = EngineCrashedError("the server died")
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch):
+    monkeypatch.setattr("pinyon.app.cli.batch.AT_ONCE", 1)
+
+
+@pytest.mark.parametrize(
+    "death", [DEAD, ServerError("it is gone"), QueueFullError("full"), ModelQuarantinedError("twice")]
+)
+def test_where_the_model_is_lost_it_is_loaded_again_and_the_line_asked_again(batch, capsys, death, one_at_a_time):
+    model = MortalModel({2: death})
+    assert batch(*LETTERS, model=model) == {1: "aaa", 2: "bbb", 3: "ccc", 4: "ddd"}
+    assert asked_letters(model) == ["a", "b", "b", "c", "d"]
+    assert batch.backend.loads == ["fake", "fake"]
+    assert capsys.readouterr().err == f"pinyon: {death}; the model is loaded again\npinyon: 4 of 4 answered, 0 failed\n"
+
+
+def test_lines_that_lose_the_model_together_load_it_once(batch, capsys):
+    model = MortalModel({1: DEAD, 2: DEAD, 3: DEAD, 4: DEAD})
+    assert batch(*LETTERS, model=model) == {1: "aaa", 2: "bbb", 3: "ccc", 4: "ddd"}
+    assert batch.backend.loads == ["fake", "fake"]
+    assert capsys.readouterr().err.count("loaded again") == 1
+
+
+def test_a_line_that_loses_the_model_twice_ends_the_batch_and_the_next_one_goes_on(batch, here, capsys, one_at_a_time):
+    with pytest.raises(GenerationFailedError, match="the server died"):
+        batch(*LETTERS, model=MortalModel({2: DEAD, 3: DEAD}))
+    assert written(here) == {1: "aaa"}
+    assert capsys.readouterr().err.endswith(
+        "pinyon: 1 of 4 answered, 0 failed, 3 left: the same command goes on with them\n"
+    )
+    model = ChatModel(echo)
+    assert batch(*LETTERS, model=model) == {1: "aaa", 2: "bbb", 3: "ccc", 4: "ddd"}
+    assert asked_letters(model) == ["b", "c", "d"]
+
+
+def test_a_model_that_cannot_be_loaded_again_is_tried_once_and_what_was_answered_meanwhile_is_kept(batch, here, capsys):
+    model, gone = MortalModel({1: DEAD, 2: DEAD}), ModelNotFoundError("gone")
+    with pytest.raises(ModelNotFoundError, match="gone"):
+        batch(*LETTERS, model=model, before_second_load=lambda backend: backend._load_errors.append(gone))
+    assert written(here) == {3: "ccc", 4: "ddd"}
+    assert batch.backend.loads == ["fake", "fake"]
+    assert "2 of 4 answered, 0 failed, 2 left" in capsys.readouterr().err
+
+
+def test_another_model_does_not_answer_the_rest(batch, here, one_at_a_time):
+    def renamed(backend):
+        backend._model.name = "other"
+
+    with pytest.raises(ServerError, match="fake, which answered so far, is not here"):
+        batch(*LETTERS, model=MortalModel({2: DEAD}), before_second_load=renamed)
+    assert written(here) == {1: "aaa"}
 
 
 def test_ctrl_c_keeps_what_is_answered_and_the_next_run_goes_on(batch, here, capsys):
@@ -158,8 +254,31 @@ def test_ctrl_c_keeps_what_is_answered_and_the_next_run_goes_on(batch, here, cap
     model._step_while_busy = slowly
     kept = batch(*lines, model=model, code=ExitCode.INTERRUPTED)
     assert 2 not in kept
-    assert capsys.readouterr().err.endswith(f"{len(kept)} of 3 answered, 0 failed\n")
+    assert capsys.readouterr().err.endswith(
+        f"{len(kept)} of 3 answered, 0 failed, {3 - len(kept)} left: the same command goes on with them\n"
+    )
     assert batch(*lines) == {1: "aaa", 2: "bbb", 3: "ccc"}
+
+
+def test_two_batches_do_not_write_one_output(batch, here, capsys):
+    answers = batch({"prompt": "a"})
+    with held(here / "out.jsonl", Folders.of_user().batches):
+        with pytest.raises(UsageError, match=f"process {os.getpid()} writes out.jsonl: wait for its end"):
+            batch({"prompt": "a"}, {"prompt": "b"})
+        assert batch.backend.loads == []
+    assert written(here) == answers
+    assert batch({"prompt": "a"}, {"prompt": "b"}) == {1: "aaa", 2: "bbb"}
+
+
+def test_without_an_input_or_a_model_no_output_is_made(batch, here, monkeypatch):
+    faked(monkeypatch, ChatModel(echo))
+    with pytest.raises(UsageError, match=r"none\.jsonl cannot be read"):
+        called(command, "none.jsonl", "out.jsonl", "-m", "fake")
+    (here / "in.jsonl").write_text('{"prompt": "a"}')
+    faked(monkeypatch, ChatModel(echo))._load_errors.append(ModelNotFoundError("no such model"))
+    with pytest.raises(ModelNotFoundError):
+        called(command, "in.jsonl", "out.jsonl", "-m", "fake")
+    assert not (here / "out.jsonl").exists()
 
 
 def test_a_real_model_answers_a_batch_and_what_was_cut_off_of_it(tmp_path, tiny):
@@ -176,3 +295,24 @@ def test_a_real_model_answers_a_batch_and_what_was_cut_off_of_it(tmp_path, tiny)
     assert pinyon(tmp_path, *arguments, check=True).stderr == first.stderr
     assert (tmp_path / "out.jsonl").read_bytes().startswith(kept + b"\n")
     assert len(written(tmp_path)) == 12
+
+
+@pytest.mark.model
+def test_a_server_that_is_killed_in_mid_batch_costs_no_line(tmp_path, tiny):
+    pinyon(tmp_path, "add", tiny, "--name", "tiny", check=True)
+    lines = [{"prompt": "x" * (number % 50 + 1), "options": {"max_tokens": 60}} for number in range(1, 81)]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    arguments = [*PINYON, "batch", tmp_path / "in.jsonl", tmp_path / "out.jsonl", "-m", "tiny"]
+    with (
+        serving(tmp_path, "--model", "tiny", PINYON_THREADS="1") as server,
+        subprocess.Popen(arguments, env=environment(tmp_path, PINYON_THREADS="1"), stderr=subprocess.PIPE) as batch,
+    ):
+        output = tmp_path / "out.jsonl"
+        while not output.exists() or not output.stat().st_size:
+            assert batch.poll() is None
+            time.sleep(0.01)
+        server.kill()
+        _, told = batch.communicate(timeout=60)
+    assert batch.returncode == 0, told
+    assert b"the model is loaded again\npinyon: 80 of 80 answered, 0 failed\n" in told
+    assert sorted(written(tmp_path)) == [*range(1, 81)]

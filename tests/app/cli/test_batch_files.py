@@ -1,10 +1,12 @@
 """The files of a batch: what a line may say, and what an output is taken for."""
 
+import os
+
 import msgspec
 import pytest
 
 from pinyon.app.ask import Ask, Chat, SamplingChoice
-from pinyon.app.cli.batch_files import Answered, Question, answers, read_questions
+from pinyon.app.cli.batch_files import Answered, Output, Question, appended, held, read_output, read_questions
 from pinyon.app.errors import UsageError
 from pinyon.models.chat_template import Message
 
@@ -105,15 +107,18 @@ def line(id_, asked="ab"):
 @pytest.mark.parametrize("rest", [b"", b"{", b'{"id"', b'{"id":2,"asked":"ab","te', line(2)[:-1]], ids=repr)
 def test_an_output_goes_on_after_its_last_whole_line(target, rest):
     target.write_bytes(line(1) + line("b") + rest)
-    with answers(target) as (file, before):
-        assert before == {1: Answered(1, "ab"), "b": Answered("b", "ab")}
+    output = read_output(target)
+    assert output.answered == {1: Answered(1, "ab"), "b": Answered("b", "ab")}
+    with appended(target, output) as file:
         file.write(line(2))
     assert target.read_bytes() == line(1) + line("b") + line(2)
 
 
 def test_an_output_that_is_not_there_is_made(target):
-    with answers(target) as (file, before):
-        assert before == {}
+    output = read_output(target)
+    assert output == Output({}, 0)
+    assert not target.exists()
+    with appended(target, output) as file:
         file.write(line(1))
     assert target.read_bytes() == line(1)
 
@@ -135,11 +140,29 @@ def test_an_output_that_is_not_there_is_made(target):
 )
 def test_a_file_that_is_no_output_is_left_alone(target, data):
     target.write_bytes(data)
-    with pytest.raises(UsageError, match="name another file"), answers(target):
-        pass
+    with pytest.raises(UsageError, match="name another file"):
+        read_output(target)
     assert target.read_bytes() == data
 
 
 def test_an_output_that_cannot_be_written_is_told(tmp_path):
-    with pytest.raises(UsageError, match="Is a directory"), answers(tmp_path):
+    with pytest.raises(UsageError, match="is not a regular file"):
+        read_output(tmp_path)
+    with (
+        pytest.raises(UsageError, match="cannot be written: No such file"),
+        appended(tmp_path / "no" / "x", Output({}, 0)),
+    ):
+        pass
+
+
+def test_an_output_has_one_writer_by_whatever_path_it_is_named(tmp_path, target):
+    batches = tmp_path / "batches"
+    (tmp_path / "link").symlink_to(target)
+    with held(target, batches):
+        with held(tmp_path / "other", batches):
+            pass
+        for name in (target, tmp_path / "link"):
+            with pytest.raises(UsageError, match=f"process {os.getpid()} writes"), held(name, batches):
+                pass
+    with held(target, batches):
         pass

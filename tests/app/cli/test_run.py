@@ -5,6 +5,8 @@ import contextlib
 import json
 import os
 import pty
+import socket
+import sqlite3
 import sys
 from types import SimpleNamespace
 
@@ -13,16 +15,17 @@ from fake_backend import ChatModel, called, faked
 from fake_service import THINK, raises, says
 
 from pinyon.app.ask import Chat, RawText, SamplingChoice
-from pinyon.app.cli import chat, ending, prompt_sources
+from pinyon.app.cli import chat, ending, exchange, prompt_sources
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.run import command
 from pinyon.app.errors import AnswerError, GenerationFailedError, UsageError
+from pinyon.app.history.errors import HistoryFileError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Attached, Role, State
 from pinyon.app.settings import Folders
 from pinyon.engine.errors import EngineCrashedError
 from pinyon.engine.estimate import Estimate
-from pinyon.engine.events import FinishReason
+from pinyon.engine.events import Chunk, FinishReason
 from pinyon.models.chat_template import Message
 from pinyon.models.store import Store
 
@@ -291,6 +294,58 @@ def test_a_time_limit_counts_the_load(monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
+class SilentModel(ChatModel):
+    """Says a word, then nothing any more, and takes no cancel; counts for ever where `counts` is set."""
+
+    counts = False
+
+    async def generate(self, ask):
+        yield Chunk(0, "Well")
+        await asyncio.Event().wait()
+
+    async def cancel(self, ask_id):
+        await asyncio.Event().wait()
+
+    async def count(self, text):
+        return await asyncio.Event().wait() if self.counts else 1
+
+    async def estimate(self, ask):
+        await asyncio.Event().wait()
+
+
+def test_a_time_limit_ends_also_what_gives_no_sign_any_more(asked, capsys, monkeypatch, folders):
+    monkeypatch.setattr(exchange, "STOPPING_S", 0.01)
+    with pytest.raises(AnswerError, match=r"the answer did not end within the 0\.05 s of --timeout"):
+        asked("x", "--timeout", "0.05", model=SilentModel(says("")))
+    assert capsys.readouterr() == ("Well\n", "")
+    assert (last_answer(folders).state, last_answer(folders).text) == (State.CANCELLED, "Well")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [([], "what is attached was not counted"), (["--dry-run"], "what it would cost was not known")],
+)
+def test_a_time_limit_ends_the_counting_too(asked, capsys, tmp_path, arguments, words):
+    (tmp_path / "a.txt").write_text("hm\n")
+    model = SilentModel(says(""))
+    model.counts = True
+    with pytest.raises(AnswerError, match=rf"{words} within the 0\.05 s of --timeout"):
+        asked("-f", "a.txt", "x", "--timeout", "0.05", *arguments, model=model)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("source", ["url", "pipe"])
+def test_a_time_limit_ends_the_reading_too(asked, monkeypatch, source):
+    reader, writer = os.pipe()
+    with socket.create_server(("127.0.0.1", 0)) as silent, open(reader) as stdin, open(writer, "w"):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setenv("PINYON_URLS", "true")
+        monkeypatch.setenv("NO_PROXY", "*")
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        with pytest.raises(AnswerError, match=r"the prompt was not read within the 0\.05 s of --timeout"):
+            asked("-f", address if source == "url" else "-", "x", "--timeout", "0.05")
+
+
 def test_a_time_limit_that_is_not_reached_changes_nothing(asked, capsys):
     asked("x", "--timeout", "60")
     assert capsys.readouterr() == ("Hello\n", "")
@@ -382,6 +437,47 @@ def test_a_dry_run_counts_what_came_before(asked):
     asked("One")
     (ask,) = asked("-c", "Two", "--dry-run", model=EstimatedModel()).estimated
     assert ask.prompt == Chat((Message("user", "One"), Message("assistant", "Hello"), Message("user", "Two")))
+
+
+@pytest.fixture
+def lock(folders):
+    """Hold the history's file as another program does, from when it is called."""
+    with contextlib.ExitStack() as stack:
+
+        def hold():
+            holder = sqlite3.connect(folders.history_file, isolation_level=None)
+            stack.enter_context(contextlib.closing(holder))
+            holder.execute("BEGIN EXCLUSIVE")
+
+        yield hold
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_dry_run_needs_no_history(asked, lock, capsys, folders, when):
+    asked("One")
+    capsys.readouterr()
+    model = EstimatedModel()
+    if when == "before":
+        lock()
+    else:
+        estimate = model.estimate
+
+        async def held(ask):
+            lock()
+            return await estimate(ask)
+
+        model.estimate = held
+    asked("Two", "--dry-run", model=model)
+    printed = capsys.readouterr()
+    assert printed.out.endswith("begins   after 0.8 s\n")
+    assert printed.err == f"pinyon: another program holds {folders.history_file}: close it, or try again\n"
+
+
+def test_a_conversation_that_cannot_be_read_is_not_said_to_be_missing(asked, lock, folders):
+    asked("One")
+    lock()
+    with pytest.raises(HistoryFileError, match="could be read: another program holds"):
+        asked("-c", "Two", "--dry-run")
 
 
 @pytest.mark.parametrize(

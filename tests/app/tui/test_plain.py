@@ -6,11 +6,13 @@ import pytest
 from fake_backend import ChatModel, FakeBackend
 from fake_service import raises, says
 
+from pinyon.app.cli.failures import ExitCode
 from pinyon.app.conversing import Choices
 from pinyon.app.history.history import History
 from pinyon.app.settings import Folders, Settings
 from pinyon.app.tui.plain import PlainChat
-from pinyon.engine.errors import NativeError
+from pinyon.engine.errors import ContextOverflowError, ModelLoadError, NativeError
+from pinyon.models.errors import ModelNotFoundError
 
 TWO_LINES = says("First line.\nSecond line.")
 
@@ -20,7 +22,7 @@ async def talk(tmp_path, monkeypatch, capsys):
     """Have lines typed; return what came on stdout and stderr."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def talk(*lines, next_token=TWO_LINES, history=None, conversation=None):
+        async def talk(*lines, next_token=TWO_LINES, history=None, conversation=None, model=None, load_errors=()):
             typed = iter(lines)
 
             def read(prompt):
@@ -31,14 +33,20 @@ async def talk(tmp_path, monkeypatch, capsys):
                     raise EOFError from None
 
             monkeypatch.setattr("builtins.input", read)
-            model = ChatModel(next_token)
+            model = model or ChatModel(next_token)
             stack.push_async_callback(model.close)
             history = history or stack.enter_context(contextlib.closing(History.in_memory()))
             folders = Folders.of_user({"PINYON_HOME": str(tmp_path)})
             chat = PlainChat(
-                history, FakeBackend(model), folders, Settings(), model=None, context=None, choices=Choices()
+                history,
+                FakeBackend(model, *load_errors),
+                folders,
+                Settings(),
+                model=None,
+                context=None,
+                choices=Choices(),
             )
-            await chat.run(conversation)
+            talk.code = await chat.run(conversation)
             talk.chat = chat
             return capsys.readouterr()
 
@@ -99,14 +107,22 @@ async def test_the_help_lists_what_can_be_done_in_lines(talk):
 async def test_a_file_goes_along(talk, tmp_path):
     file = tmp_path / "notes.txt"
     file.write_text("the notes")
+    fence = f"{file}\n```text\nthe notes\n```"
     with contextlib.closing(History.in_memory()) as history:
         _, err = await talk(f"/attach {file}", "what is this?", history=history)
         message = history.tree(history.latest().id).path()[0]
-    assert "goes along" in err
+    assert f"notes.txt ({len(fence)} tokens) goes along" in err
     assert "the notes" in message.text
     assert message.text.endswith("what is this?")
     assert message.typed == "what is this?"
-    assert [each.size_bytes for each in message.attached] == [9]
+    assert [(each.size_bytes, each.tokens) for each in message.attached] == [(9, len(fence))]
+
+
+async def test_what_of_a_folder_is_no_text_is_told(talk, tmp_path):
+    (tmp_path / "notes.txt").write_text("the notes")
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    _, err = await talk(f"/attach {tmp_path}")
+    assert f"left out of {tmp_path}: {tmp_path}/a.png (a PNG image)\n" in err
 
 
 async def test_what_is_attached_is_read_out_by_its_name(talk, tmp_path):
@@ -123,6 +139,33 @@ async def test_a_failure_is_told(talk):
     _, err = await talk("Hello", next_token=raises(2, NativeError("decode failed")))
     assert err.startswith("Error: ")
     assert "decode failed" in err
+
+
+class RefusingModel(ChatModel):
+    async def generate(self, ask):
+        raise ContextOverflowError(300, 256)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("lines", "how", "code"),
+    [
+        (["Hello"], {}, ExitCode.OK),
+        (["/nothing"], {}, ExitCode.USAGE),
+        (["/attach /none"], {}, ExitCode.USAGE),
+        (["Hello", "/params seed=1"], {"next_token": raises(2, NativeError("decode failed"))}, ExitCode.FAILED),
+        (["x" * 5000, "Hello"], {}, ExitCode.DOES_NOT_FIT),
+        (["Hello"], {"model": RefusingModel(TWO_LINES)}, ExitCode.DOES_NOT_FIT),
+        (["Hello"], {"load_errors": [ModelNotFoundError("none")]}, ExitCode.MODEL),
+        (["Hello"], {"load_errors": [ModelLoadError("damaged")]}, ExitCode.MODEL),
+    ],
+)
+async def test_in_a_pipe_the_first_failure_is_the_exit_code(talk, lines, how, code, monkeypatch):
+    await talk(*lines, **how)
+    assert talk.code is code
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    await talk(*lines, **how)
+    assert talk.code is ExitCode.OK
 
 
 async def test_quit_leaves(talk):

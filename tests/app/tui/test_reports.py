@@ -119,7 +119,7 @@ def test_the_curl_command_asks_the_same(talk):
 
 def test_the_pinyon_command_asks_the_last_question_and_says_what_it_leaves_out(talk):
     command = as_command(path_of(talk), Choices(SamplingChoice(top_k=3)), "fake")
-    assert command.startswith("# without the 1 earlier questions")
+    assert command.startswith("# without the 1 earlier question;")
     words = run_in_shell(command, "pinyon")
     assert words == ["run", "-m", "fake", "--system=Be brief.", "--top-k=3", "--", QUESTION]
 

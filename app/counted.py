@@ -1,0 +1,6 @@
+"""Numbers of things in sentences."""
+
+
+def counted(number: int, thing: str) -> str:
+    """Return the number with the thing's name, in the plural where there is not just one: "1 token", "2,000 tokens"."""
+    return f"1 {thing}" if number == 1 else f"{number:,} {thing}s"
