@@ -80,7 +80,7 @@ class _Whole(msgspec.Struct):
 @command.command()
 @click.argument("words", nargs=-1, required=True)
 @click.option("--role", type=click.Choice([role.value for role in Role]), help="Only messages of this role.")
-@click.option("--model", metavar="NAME", help="Only answers of this model.")
+@click.option("--model", metavar="NAME", help="Only answers of models with this name, or one that begins so.")
 @_count
 @_json
 def search(words: tuple[str, ...], role: str | None, model: str | None, count: int, as_json: bool) -> None:

@@ -250,7 +250,8 @@ class History:
         """Return messages that hold all the words, the newest first; what still streams is not searched.
 
         Words are found whatever their case and accents, the last one also where it goes on; quotes make a phrase.
-        `model` is the one that answered; `since` is in seconds since 1970. Raises HistoryFileError.
+        Without words, all that the filters let through. `model` is how the name of the one that answered begins; `since` is in
+        seconds since 1970. Raises HistoryFileError.
         """
         wanted = Search(words, role, model, since or 0.0, limit)
         with self._lock:

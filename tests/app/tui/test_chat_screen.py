@@ -6,6 +6,7 @@ from fake_service import raises, says
 from textual.widgets import Input, OptionList
 
 from pinyon.app.errors import SettingsError
+from pinyon.app.history.errors import HistoryLockedError
 from pinyon.app.history.records import Role, State
 from pinyon.app.settings import Settings
 from pinyon.app.tui.commands import ACTIONS
@@ -353,6 +354,37 @@ async def test_search_with_a_role_that_has_no_hit(chat):
     await chat.types("/search role:assistant pinyon")
     await chat.until(lambda: isinstance(chat.app.screen, SearchScreen))
     assert chat.app.screen.query_one(OptionList).option_count == 0
+
+
+async def test_search_with_filters_alone_lists_what_they_select_newest_first(chat):
+    await chat.says("the pinyon jay")
+    await chat.says("the nutcracker")
+    await chat.types("/search role:user")
+    await chat.until(lambda: isinstance(chat.app.screen, SearchScreen))
+    options = chat.app.screen.query_one(OptionList)
+    shown = [str(options.get_option_at_index(place).prompt).splitlines()[1] for place in range(options.option_count)]
+    assert shown == ["the nutcracker", "the pinyon jay"]
+    chat.app.screen.query_one(Input).value = "since:1h model:fake"
+    await chat.until(lambda: "Aye." in str(options.get_option_at_index(0).prompt))
+    assert options.option_count == 2
+    chat.app.screen.query_one(Input).value = ""
+    await chat.until(lambda: options.option_count == 0)
+
+
+async def test_a_search_that_cannot_read_the_history_is_told_and_the_chat_goes_on(chat, monkeypatch):
+    def held(*_words, **_filters):
+        raise HistoryLockedError("another program holds history.db")
+
+    await chat.says("one")
+    with monkeypatch.context() as patch:
+        patch.setattr(chat.history, "search", held)
+        await chat.types("/search one")
+        await chat.until(lambda: "another program holds history.db" in chat.told)
+    assert chat.app.screen.query_one(OptionList).option_count == 0
+    await chat.pilot.press("enter")
+    await chat.pilot.pause()
+    await chat.pilot.press("enter")
+    await chat.until(lambda: chat.app.screen is chat.screen)
 
 
 async def test_cache_and_context_are_told(chat):
