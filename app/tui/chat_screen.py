@@ -106,7 +106,7 @@ class ChatScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         picker = PathPicker(Path.cwd(), id="paths")
         with Horizontal(id="body"):
-            yield Sidebar(id="sidebar")
+            yield Sidebar(self.history, id="sidebar")
             with Vertical(id="room"), Vertical(id="column"):
                 yield Static(id="title")
                 yield Transcript()
@@ -164,7 +164,7 @@ class ChatScreen(Screen[None]):
         if not self.is_mounted:
             return
         current = self.dialogue.conversation
-        self.query_one(Sidebar).show(self.history.conversations(), None if current is None else current.id)
+        self.query_one(Sidebar).look(None if current is None else current.id)
         model = self.dialogue.model
         self.query_one(Chips).count_with(None if model is None else model.count)
         self.query_one("#title", Static).update(Content(_one_line(reports.title(self.dialogue))))

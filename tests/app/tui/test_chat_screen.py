@@ -616,3 +616,21 @@ async def test_a_branch_that_is_shown_anew_does_not_take_an_edit_away(chat):
     assert chat.screen.prompt.text == "uno"
     await chat.dialogue.open(None)
     assert (chat.screen.is_editing, chat.screen.prompt.text) == (False, "")
+
+
+async def test_conversations_are_not_read_while_a_model_loads_or_an_answer_streams(tmp_path):
+    chat = FakeChat(tmp_path, says(LONG))
+    read = []
+    conversations = chat.history.conversations
+    chat.history.conversations = lambda **how: read.append(how) or conversations(**how)
+    async with running(chat):
+        await chat.settled()
+        before = len(read)
+        for percent in range(100):
+            chat.dialogue._on_progress(percent / 100)
+        assert len(read) == before
+        await answering(chat)
+        before = len(read)
+        chat.model.unpaused.set()
+        await chat.settled()
+        assert len(read) <= before + 1  # the answer's end brings the conversation to the top
