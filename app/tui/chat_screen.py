@@ -31,7 +31,7 @@ from pinyon.app.tui.path_picker import PathPicker
 from pinyon.app.tui.prompt import Prompt
 from pinyon.app.tui.safe_text import safe_text
 from pinyon.app.tui.screen_actions import ScreenActions
-from pinyon.app.tui.shown import MessageAction, Shown
+from pinyon.app.tui.shown import Shown
 from pinyon.app.tui.sidebar import Sidebar
 from pinyon.app.tui.transcript import Transcript
 from pinyon.engine.events import Chunk, Event, Progress
@@ -55,19 +55,8 @@ def _bindings() -> list[BindingType]:
             id=action.id,
         )
         for action in commands.ACTIONS
-        if action.key and action.id not in commands.BOUND_ELSEWHERE
+        if action.key and action.where is commands.Where.CHAT
     ]
-
-
-_OF_MESSAGE: Final = {
-    MessageAction.EDIT: "edit",
-    MessageAction.REGENERATE: "regenerate",
-    MessageAction.CONTINUE: "go_on",
-    MessageAction.PREVIOUS: "previous",
-    MessageAction.NEXT: "next",
-    MessageAction.COPY: "copy",
-    MessageAction.DELETE: "delete",
-}
 
 
 class ChatScreen(Screen[None]):
@@ -191,7 +180,8 @@ class ChatScreen(Screen[None]):
             command = commands.slash_command(event.text)
         except KeyError as error:
             self.told(
-                f"there is no command {error.args[0]!r}; F1 lists them. A message may not begin with /", is_error=True
+                f"there is no command {error.args[0]!r}; /help lists them. A message may not begin with /",
+                is_error=True,
             )
             return
         if command is not None:
@@ -248,7 +238,7 @@ class ChatScreen(Screen[None]):
 
     def on_transcript_action(self, event: Transcript.Action) -> None:
         event.stop()
-        self.do(_OF_MESSAGE[event.action], str(event.message))
+        self.do(event.action, str(event.message))
 
     def action_do(self, action: str) -> None:
         self.do(action)

@@ -54,12 +54,6 @@ class ScreenActions(Actions):
         else:
             self._screen.prompt.focus()
 
-    async def send(self, _argument: str) -> None:
-        self._screen.prompt.action_send()
-
-    async def newline(self, _argument: str) -> None:
-        self._screen.prompt.action_newline()
-
     async def attach(self, path: str) -> None:
         if path:
             await self._screen.chips.attach(path)

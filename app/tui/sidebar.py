@@ -26,7 +26,9 @@ class Sidebar(OptionList):
     }
     Sidebar:focus { border: none; border-right: vkey $primary; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("delete,d", "delete", "Delete", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("delete,d", "delete", "Delete", show=False, id="delete_conversation")
+    ]
 
     class Chosen(Message):
         """This conversation is to be opened."""

@@ -9,7 +9,7 @@ from pinyon.app.errors import SettingsError
 from pinyon.app.history.errors import HistoryLockedError
 from pinyon.app.history.records import Role, State
 from pinyon.app.settings import Settings
-from pinyon.app.tui.commands import ACTIONS
+from pinyon.app.tui.commands import ACTIONS, Where
 from pinyon.app.tui.dialogs import TextDialog
 from pinyon.app.tui.dialogue import Draft
 from pinyon.app.tui.search_screen import SearchScreen
@@ -43,7 +43,8 @@ def dialog_text(chat):
 
 
 async def test_every_action_of_the_table_has_its_method(chat):
-    assert [action.id for action in ACTIONS if not hasattr(chat.screen._actions, action.id)] == []
+    done = [action.id for action in ACTIONS if action.slash or action.where is Where.CHAT]
+    assert [action for action in done if not hasattr(chat.screen._actions, action)] == []
 
 
 async def test_a_turn_is_shown_with_its_figures(chat):
@@ -161,7 +162,7 @@ async def test_ctrl_c_twice_leaves(chat):
     await chat.pilot.press("ctrl+c")
     assert chat.app.is_running
     await chat.pilot.pause()
-    assert chat.told == ["Ctrl+C once more leaves"]
+    assert chat.told == ["the same key once more leaves"]
     await chat.pilot.press("ctrl+c")
     await chat.until(lambda: not chat.app.is_running)
 
@@ -188,6 +189,46 @@ async def test_keys_follow_the_settings(tmp_path):
         assert not sidebar.display
 
 
+async def test_every_key_of_the_table_can_be_changed(tmp_path):
+    keys = {"interrupt": "f9", "palette": "f8", "new": "ctrl+p", "up": "k", "start": "g", "unfold": "o", "stop": "f10"}
+    async with running(FakeChat(tmp_path, says("Aye."), settings=Settings(keys=keys))) as chat:
+        await chat.says("one")
+        question, answer = (message.id for message in chat.dialogue.path)
+        await chat.pilot.press("ctrl+t", "up")
+        assert chat.screen.selected is None
+        await chat.pilot.press("k")
+        assert chat.screen.selected == answer
+        await chat.pilot.press("k")
+        assert chat.screen.selected == question
+        await chat.pilot.press("escape")
+        assert chat.screen.selected == question
+        await chat.pilot.press("f10")
+        assert chat.screen.selected is None
+        await chat.pilot.press("ctrl+p")
+        await chat.until(lambda: chat.texts == [])
+        assert chat.app.screen is chat.screen
+        await chat.pilot.press("f8")
+        await chat.until(lambda: chat.app.screen is not chat.screen)
+        await chat.pilot.press("escape")
+        await chat.pilot.press("ctrl+c", "ctrl+c")
+        await chat.pilot.pause()
+        assert chat.app.is_running
+        await chat.pilot.press("f9", "f9")
+        await chat.until(lambda: not chat.app.is_running)
+
+
+async def test_a_key_for_deleting_conversations_deletes_the_chosen_one_beside_the_chat(tmp_path):
+    settings = Settings(keys={"delete_conversation": "f9"})
+    async with running(FakeChat(tmp_path, says("Aye."), settings=settings)) as chat:
+        await chat.says("one")
+        await chat.types("/new")
+        await chat.settled()
+        await chat.says("two")
+        chat.screen.query_one(Sidebar).focus()
+        await chat.pilot.press("down", "f9")
+        await chat.until(lambda: [each.title for each in chat.history.conversations()] == ["two"])
+
+
 async def test_an_action_without_a_key_can_be_given_one(tmp_path):
     async with running(FakeChat(tmp_path, says("Aye."), settings=Settings(keys={"cache": "f9"}))) as chat:
         await chat.pilot.press("f9")
@@ -205,7 +246,7 @@ def test_settings_that_cannot_be_followed_are_refused(tmp_path, settings):
 
 async def test_the_palette_offers_the_table(chat):
     offered = {command.title for command in chat.app.get_system_commands(chat.screen)}
-    assert offered == {action.title for action in ACTIONS if action.id not in {"send", "newline", "palette"}}
+    assert offered == {action.title for action in ACTIONS if action.slash}
     await chat.pilot.press("ctrl+p")
     await chat.pilot.pause()
     await chat.pilot.press(*"gauges")
