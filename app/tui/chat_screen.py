@@ -1,6 +1,5 @@
 """The screen of the chat: puts its parts together, and shows what the dialogue tells."""
 
-import contextlib
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import ClassVar, Final
@@ -25,6 +24,7 @@ from pinyon.app.tui.chips import Chips
 from pinyon.app.tui.dialogs import LineDialog, TextDialog
 from pinyon.app.tui.dialogue import EXPECTED, Dialogue, Draft
 from pinyon.app.tui.dropped import dropped_paths
+from pinyon.app.tui.editing import Editing
 from pinyon.app.tui.figures import footer
 from pinyon.app.tui.live_gauges import LiveGauges
 from pinyon.app.tui.path_picker import PathPicker
@@ -36,8 +36,6 @@ from pinyon.app.tui.sidebar import Sidebar
 from pinyon.app.tui.transcript import Transcript
 from pinyon.engine.events import Chunk, Event, Progress
 
-EDIT_COST_PAUSE_S: Final = 0.3
-"""How long an edited text must rest before its cost is estimated."""
 MAX_COMPLETIONS: Final = 6
 WIDE_CELLS: Final = 100
 """Beyond this width the conversations are shown, unless the user hides them."""
@@ -86,8 +84,7 @@ class ChatScreen(Screen[None]):
         self.dialogue = Dialogue(history, backend, self, choices, model, context)
         self._actions = ScreenActions(self)
         self._conversation = conversation
-        self._edited: Message | None = None
-        self._edit_cost = ""
+        self.editing = Editing(self.dialogue.cost_of, self._estimate, self._show_status)
         self._recalled = 0
         self._was_wide: bool | None = None
         self._prefill: Progress | None = None
@@ -109,7 +106,6 @@ class ChatScreen(Screen[None]):
     async def on_mount(self) -> None:
         self.prompt.focus()
         self.gauges.display = False
-        self._rest = self.set_interval(EDIT_COST_PAUSE_S, self._estimate_edit, pause=True)
         await self.dialogue.open(self._conversation)
         self.call_after_refresh(self.dialogue.resume)  # the first frame comes before the model
 
@@ -129,7 +125,9 @@ class ChatScreen(Screen[None]):
         answer = reports.last_answered(path)
         figures = None if answer is None else reports.figures_of(answer)
         self.gauges.rest_on(figures, is_busy=self.dialogue.is_busy)
-        if self._edited is not None and all(message.conversation != self._edited.conversation for message in path):
+        if self.editing.message is not None and self.editing.message.conversation not in {
+            each.conversation for each in path
+        }:
             self.give_up_edit()
 
     async def said(self, message: Message) -> None:
@@ -220,9 +218,7 @@ class ChatScreen(Screen[None]):
     def on_text_area_changed(self) -> None:
         if not self.prompt.text:
             self._recalled = 0
-        if self._edited is not None:
-            self._rest.reset()
-            self._rest.resume()
+        self.editing.changed(self.prompt.text)
         self._show_status()
 
     def on_sidebar_chosen(self, event: Sidebar.Chosen) -> None:
@@ -266,10 +262,6 @@ class ChatScreen(Screen[None]):
         """The message that the user has gone to."""
         return self.transcript.selected
 
-    @property
-    def is_editing(self) -> bool:
-        return self._edited is not None
-
     def write_to_terminal(self, sequence: str) -> None:
         """Write what is meant for the terminal itself."""
         if (driver := self.app._driver) is not None:  # noqa: SLF001  Textual has no other way to it
@@ -302,14 +294,13 @@ class ChatScreen(Screen[None]):
 
     def edit(self, message: Message) -> None:
         """Have a message of the user's edited in the prompt; sending it makes a branch."""
-        self._edited = message
+        self.editing.begin(message)
         self.prompt.put(message.text)
         self.prompt.focus()
 
     def give_up_edit(self) -> None:
         """Leave everything as it stands."""
-        if self._edited is not None:
-            self._edited, self._edit_cost = None, ""
+        if self.editing.end() is not None:
             self.prompt.take()
 
     async def _guarded(self, doing: Coroutine[None, None, None]) -> None:
@@ -328,20 +319,13 @@ class ChatScreen(Screen[None]):
         )
         await self.chips.clear()
         await self.transcript.choose(None)
-        edited, self._edited, self._edit_cost = self._edited, None, ""
-        if edited is None:
+        if (edited := self.editing.end()) is None:
             self.dialogue.say(draft)
         else:
             self.dialogue.edit(edited, draft)
 
-    async def _estimate_edit(self) -> None:
-        self._rest.pause()
-        if (edited := self._edited) is not None:
-            with contextlib.suppress(*EXPECTED):
-                cost = await self.dialogue.cost_of(edited, self.prompt.text)
-                if self._edited is edited:
-                    self._edit_cost = "" if cost is None else reports.edit_cost(cost)
-            self._show_status()
+    def _estimate(self, estimating: Coroutine[None, None, None]) -> None:
+        self.run_worker(estimating, group="estimating", exclusive=True)
 
     def _shown(self, message: Message, tree: Tree | None = None) -> Shown:
         siblings = (tree or self.history.tree(message.conversation)).siblings(message.id)
@@ -365,9 +349,7 @@ class ChatScreen(Screen[None]):
             f"/{action.slash} {action.argument}  {action.title}"
             for action in commands.completions(self.prompt.text)[:MAX_COMPLETIONS]
         ]
-        if self._edited is not None:
-            lines.append("editing: enter sends it as another branch, escape leaves it as it was")
-            lines += [self._edit_cost] if self._edit_cost else []
+        lines += self.editing.status
         lines += reports.status(self.dialogue)
         status = self.query_one("#status", Static)
         status.display = bool(lines)

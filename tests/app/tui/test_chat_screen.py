@@ -308,10 +308,10 @@ async def test_an_edit_tells_its_cost_and_makes_a_branch(chat):
 async def test_escape_leaves_an_edited_message_as_it_was(chat):
     await chat.says("one")
     await chat.types("/edit")
-    await chat.until(lambda: chat.screen.is_editing)
+    await chat.until(lambda: chat.screen.editing.message)
     await chat.pilot.press("escape")
     await chat.pilot.pause()
-    assert (chat.screen.is_editing, chat.screen.prompt.text) == (False, "")
+    assert (chat.screen.editing.message, chat.screen.prompt.text) == (None, "")
     await chat.says("two")
     assert chat.texts == ["one", "Aye.", "two", "Aye."]
 
@@ -620,7 +620,7 @@ async def test_keys_among_the_messages_act_on_the_chosen_one_and_escape_still_st
         await chat.says("two")
         await chat.pilot.press("ctrl+t", "up", "up", "up", "up", "e")
         assert chat.screen.selected == chat.dialogue.path[0].id
-        assert not chat.screen.is_editing
+        assert not chat.screen.editing.message
         await chat.pilot.press("x")
         await chat.until(lambda: chat.screen.prompt.text == "one")
         await chat.pilot.press("escape")
@@ -651,12 +651,12 @@ async def test_without_a_model_the_picker_opens_once(tmp_path):
 async def test_a_branch_that_is_shown_anew_does_not_take_an_edit_away(chat):
     await chat.says("one")
     await chat.types("/edit")
-    await chat.until(lambda: chat.screen.is_editing)
+    await chat.until(lambda: chat.screen.editing.message)
     chat.screen.prompt.put("uno")
     await chat.screen.opened(None)
     assert chat.screen.prompt.text == "uno"
     await chat.dialogue.open(None)
-    assert (chat.screen.is_editing, chat.screen.prompt.text) == (False, "")
+    assert (chat.screen.editing.message, chat.screen.prompt.text) == (None, "")
 
 
 async def test_conversations_are_not_read_while_a_model_loads_or_an_answer_streams(tmp_path):
