@@ -640,9 +640,9 @@ async def test_without_a_model_the_picker_opens_once(tmp_path):
     async with running(chat):
         await chat.until(lambda: isinstance(chat.app.screen, ModelPicker))
         await chat.pilot.press("escape")
-        await chat.until(lambda: chat.app.screen is chat.screen)
-        await chat.pilot.pause(0.2)
+        await chat.settled()
         assert chat.app.screen is chat.screen
+        assert len(chat.backend.loads) == 1
         chat.backend._load_errors.clear()
         await chat.says("one")
         assert chat.texts == ["one", "Aye."]
