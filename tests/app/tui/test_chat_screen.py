@@ -640,7 +640,7 @@ async def test_without_a_model_the_picker_opens_once(tmp_path):
     async with running(chat):
         await chat.until(lambda: isinstance(chat.app.screen, ModelPicker))
         await chat.pilot.press("escape")
-        await chat.settled()
+        await chat.until(lambda: not (chat.dialogue.is_busy or any(each.group == "doing" for each in chat.app.workers)))
         assert chat.app.screen is chat.screen
         assert len(chat.backend.loads) == 1
         chat.backend._load_errors.clear()
