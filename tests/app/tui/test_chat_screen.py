@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 from fake_chat import FakeChat, running
-from fake_service import raises, says
+from fake_service import THINK, raises, says
 from textual.widgets import Input, OptionList
 from tiny_models import write_tiny_llama
 
@@ -16,10 +16,12 @@ from pinyon.app.errors import SettingsError
 from pinyon.app.history.errors import HistoryLockedError
 from pinyon.app.history.records import Role, State
 from pinyon.app.settings import Settings
+from pinyon.app.tui import clipboard
 from pinyon.app.tui.commands import ACTIONS, Where
 from pinyon.app.tui.dialogs import TextDialog
 from pinyon.app.tui.dialogue import Draft
 from pinyon.app.tui.model_picker import ModelPicker
+from pinyon.app.tui.reasoning_view import ReasoningView
 from pinyon.app.tui.search_screen import SearchScreen
 from pinyon.app.tui.sidebar import Sidebar
 from pinyon.engine.errors import NativeError
@@ -726,3 +728,58 @@ async def test_conversations_are_not_read_while_a_model_loads_or_an_answer_strea
         chat.model.unpaused.set()
         await chat.settled()
         assert len(read) <= before + 1  # the answer's end brings the conversation to the top
+
+
+async def test_a_model_that_thinks_is_watched_thinking_and_its_thoughts_stay_out_of_copies(tmp_path, monkeypatch):
+    thoughts = "Jays hide seeds."
+    chat = FakeChat(tmp_path, says(f"<think>{thoughts}</think>Aye."))
+    chat.model._reasoning = THINK
+    now = [100.0]
+    monkeypatch.setattr(ReasoningView.__init__, "__kwdefaults__", {"clock": lambda: now[0]})
+    copied = []
+
+    async def copy(text, _write):
+        copied.append(text)
+        return "copied"
+
+    monkeypatch.setattr(clipboard, "copy", copy)
+    async with running(chat):
+
+        def thinking():
+            view = chat.screen.transcript.views.get(chat.dialogue.path[-1].id) if chat.dialogue.path else None
+            return None if view is None else view.reasoning
+
+        def line():
+            return str(thinking()._line.content)
+
+        chat.model.unpaused.clear()
+        await chat.types("why?")
+        await chat.until(lambda: chat.model.engine.busy)
+        while thinking() is None or "seeds" not in thinking().thoughts.text:
+            chat.model.step()
+            await chat.screen.transcript.settled()
+            await chat.pilot.pause()
+        seen = thinking()._tokens
+        now[0] = 112.0
+        seen_line = f"thinking 12 s, {seen} tokens"
+        thinking()._refresh_summary()
+        assert line() == f"▸ {seen_line}"
+        assert 0 < seen <= len("<think>") + len(thoughts)
+        await chat.pilot.press("ctrl+r")  # while it runs
+        assert line() == f"▾ {seen_line}"
+        assert thinking().thoughts.display
+        assert thoughts.startswith(thinking().thoughts.text)
+        chat.model.unpaused.set()
+        await chat.settled()
+        answer = chat.dialogue.path[-1]
+        assert (answer.text, answer.reasoning) == ("Aye.", thoughts)
+        assert line().startswith("▾ thought ")
+        assert f"{answer.answered.usage.reasoning_tokens} tokens" in line()
+        await chat.types("/copy")
+        await chat.until(lambda: copied)
+        for name, argument in (("without.md", ""), ("with.md", " --reasoning")):
+            await chat.types(f"/export {tmp_path / name}{argument}")
+            await chat.until((tmp_path / name).exists)
+        assert copied == ["Aye."]
+        assert thoughts not in (tmp_path / "without.md").read_text()
+        assert thoughts in (tmp_path / "with.md").read_text()
