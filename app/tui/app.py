@@ -28,6 +28,7 @@ class ChatApp(App[None]):
     """
 
     CSS_PATH = "chat.tcss"
+    VERTICAL_BREAKPOINTS = [(0, "-flat"), (12, "-high")]  # noqa: RUF012  Textual's form; the chat has its own
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(commands.key_of(action), name, show=False, priority=True, id=action)
         for action, name in (("interrupt", "interrupt"), ("quit", "quit"), ("palette", "command_palette"))

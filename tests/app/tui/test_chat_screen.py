@@ -446,6 +446,16 @@ async def test_a_hit_far_above_is_brought_to_the_screen_and_chosen(chat):
     assert (transcript.following, chat.screen.selected) == (True, None)
 
 
+async def test_in_a_few_rows_there_is_room_to_search(tmp_path):
+    async with running(FakeChat(tmp_path, says("Aye.")), (20, 5)) as chat:
+        await chat.pilot.press("ctrl+f")
+        await chat.until(lambda: isinstance(chat.app.screen, SearchScreen))
+        await chat.pilot.press(*"jay")
+        line = chat.app.screen.query_one(Input)
+        await chat.until(lambda: line.content_region.height == 1)
+        assert chat.app.screen.find_widget(line).visible_region.contains_region(line.content_region)
+
+
 async def test_search_with_a_role_that_has_no_hit(chat):
     await chat.says("the pinyon jay")
     await chat.types("/search role:assistant pinyon")
