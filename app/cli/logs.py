@@ -82,7 +82,7 @@ class _Whole(msgspec.Struct):
 @command.command()
 @click.argument("words", nargs=-1, required=True)
 @click.option("--role", type=click.Choice([role.value for role in Role]), help="Only messages of this role.")
-@click.option("--model", metavar="NAME", help="Only answers of this model.")
+@click.option("--model", metavar="NAME", help="Only answers of models with this name, or one that begins so.")
 @click.option("--since", metavar="AGE", help="Only messages of so long ago at most: 45m, 12h, 30d, 2w.")
 @_count
 @_json

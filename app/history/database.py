@@ -5,6 +5,7 @@ written, is only read. The journal is SQLite's rollback journal: with a write-ah
 that two processes write. One connection writes, another one reads, so that no reader waits for a write that waits.
 """
 
+import glob
 import os
 import sqlite3
 import stat
@@ -19,6 +20,7 @@ from urllib.parse import quote
 from pinyon.app.history.errors import HistoryDamagedError, HistoryFileError, HistoryLockedError
 from pinyon.app.history.schema import APPLICATION_ID, MIGRATIONS
 from pinyon.app.history.words import searchable
+from pinyon.app.history.writers import is_alive, this_process
 from pinyon.models.disk import printable, private_folder, sync_folder
 
 _MAGIC: Final = b"SQLite format 3\0"
@@ -58,6 +60,7 @@ def open_database(path: Path) -> Database:
         OSError, sqlite3.Error: it cannot be opened or begun: a full disk, missing rights.
     """
     notice = ""
+    _remove_unfinished(path)
     if path.exists():
         seen = path.stat()
         try:
@@ -210,7 +213,7 @@ def _number(database: sqlite3.Connection, pragma: str) -> int:
 
 def _begin(path: Path) -> None:
     """Make a new file: whole with all its tables, or not there at all. Another process may be first."""
-    descriptor, name = tempfile.mkstemp(dir=private_folder(path.parent), prefix=f".{path.name}.")
+    descriptor, name = tempfile.mkstemp(dir=private_folder(path.parent), prefix=f"{_unfinished(path)}{this_process()}.")
     os.close(descriptor)
     unfinished = Path(name)
     try:
@@ -225,6 +228,20 @@ def _begin(path: Path) -> None:
     finally:
         unfinished.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def _unfinished(path: Path) -> str:
+    """Return how the names of files begin that are not whole yet; their process follows."""
+    return f".{path.name}."
+
+
+def _remove_unfinished(path: Path) -> None:
+    """Remove what processes have left that were killed while they began the file."""
+    begins = _unfinished(path)
+    for left in path.parent.glob(f"{glob.escape(begins)}*"):
+        if not is_alive(left.name.removeprefix(begins).partition(".")[0]):
+            with suppress(OSError):  # gone already, or a folder that may not be written
+                left.unlink()
 
 
 def _link(source: Path, target: Path) -> None:

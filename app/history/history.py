@@ -53,6 +53,8 @@ class History:
         self._writing: dict[int, Held] = {}
         self._purged: set[str] = set()
         self._listed: list[Conversation] = []
+        self.list_version = 0
+        """Another number each time that this process has changed something that a list of conversations shows."""
         self._file = HistoryFile(path, on_trouble)
         self._saver = Saver(self._save, on_trouble)
         try:
@@ -86,6 +88,7 @@ class History:
         record = Conversation(new_conversation_id(), _storable(title), now, now, _storable(model))
         with self._lock:
             self._hold(Held(record, is_new=True))
+            self.list_version += 1
             self._want()
         return record
 
@@ -161,6 +164,7 @@ class History:
         with self._lock:
             held = self._find(conversation)
             held.change("title", _storable(title))
+            self.list_version += 1
             self._want()
 
     def delete(self, conversation: str) -> None:
@@ -168,6 +172,7 @@ class History:
         with self._lock:
             held = self._find(conversation)
             held.change("deleted_at", self._clock())
+            self.list_version += 1
             self._want()
 
     def undelete(self, conversation: str) -> None:
@@ -175,6 +180,7 @@ class History:
         with self._lock:
             held = self._find(conversation, also_deleted=True)
             held.change("deleted_at", None)
+            self.list_version += 1
             self._want()
 
     def purge(self, conversation: str) -> None:
@@ -188,6 +194,7 @@ class History:
                 del self._writing[message]
             del self._held[conversation]
             self._purged.add(conversation)
+            self.list_version += 1
             self._want()
 
     # -- reading
@@ -250,7 +257,8 @@ class History:
         """Return messages that hold all the words, the newest first; what still streams is not searched.
 
         Words are found whatever their case and accents, the last one also where it goes on; quotes make a phrase.
-        `model` is the one that answered; `since` is in seconds since 1970. Raises HistoryFileError.
+        Without words, all that the filters let through. `model` is how the name of the one that answered begins; `since` is in
+        seconds since 1970. Raises HistoryFileError.
         """
         wanted = Search(words, role, model, since or 0.0, limit)
         with self._lock:
@@ -350,6 +358,7 @@ class History:
 
     def _touched(self, held: Held, now: float) -> None:
         held.change("updated_at", max(now, held.record.updated_at))
+        self.list_version += 1
 
 
 def _storable(text: str) -> str:

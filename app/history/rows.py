@@ -11,7 +11,7 @@ import msgspec
 
 from pinyon.app.history.ids import first_id
 from pinyon.app.history.records import Answered, Attached, Conversation, Found, Message, Role, State
-from pinyon.app.history.words import Marks, exactly, query
+from pinyon.app.history.words import Marks, begins, query
 from pinyon.app.history.writers import is_alive, this_process
 
 KEPT_AFTER_DELETION_S: Final = 30 * 86400
@@ -40,12 +40,14 @@ _SEARCH: Final = f"""
     FROM search CROSS JOIN messages found ON found.id = search.rowid
         CROSS JOIN conversations c ON c.id = found.conversation
     WHERE search MATCH :query AND search.rowid >= :first AND found.created_at >= :since
-        AND (:role IS NULL OR found.role = :role) AND (:model IS NULL OR found.model = :model)
+        AND (:role IS NULL OR found.role = :role)
+        AND (:model IS NULL OR substr(found.model, 1, length(:model)) = :model)
         AND found.id NOT IN (SELECT value FROM json_each(:unsaved))
         AND c.id NOT IN (SELECT value FROM json_each(:hidden))
         AND (c.deleted_at IS NULL OR c.id IN (SELECT value FROM json_each(:restored)))
     ORDER BY search.rowid DESC LIMIT :limit
 """
+_EVERY_MESSAGE: Final = f"role : ({' OR '.join(Role)})"
 
 _START: Final = """
     INSERT INTO conversations (id, title, created_at, updated_at, model, deleted_at)
@@ -82,13 +84,18 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """`role`, `model` (of answers) and `since` (seconds since 1970) leave out what is otherwise."""
+    """`role`, `model` (how the name of an answer's begins) and `since` (seconds since 1970) leave out what is otherwise."""
 
     words: str
     role: Role | None
     model: str | None
     since: float
     limit: int
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing is left out."""
+        return self.role is None and not self.model and not self.since
 
 
 def conversation(database: sqlite3.Connection, wanted: str) -> Conversation | None:
@@ -126,14 +133,21 @@ def search(
     hidden: Collection[str] = (),
     restored: Collection[str] = (),
 ) -> list[Found]:
-    """Return the newest messages that fit, but for the unsaved ones and those of hidden conversations. Raises sqlite3.Error."""
+    """Return the newest messages that fit, but for the unsaved ones and those of hidden conversations.
+
+    Words without a letter find nothing, no words all that the filters let through. Raises sqlite3.Error.
+    """
     words = query(wanted.words)
-    if not words:
+    if not words and (wanted.words.strip() or wanted.is_all):
         return []
-    parts = [f"text : ({words})", exactly("role", wanted.role or ""), exactly("model", wanted.model or "")]
+    parts = [
+        words and f"text : ({words})",
+        wanted.role and f"role : {wanted.role}",
+        begins("model", wanted.model or ""),
+    ]
     marks = Marks.new()
     chosen = {
-        "query": " AND ".join(filter(None, parts)),
+        "query": " AND ".join(filter(None, parts)) or _EVERY_MESSAGE,
         "begin": marks.begin,
         "end": marks.end,
         "first": first_id(wanted.since),

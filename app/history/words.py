@@ -37,9 +37,9 @@ def query(words: str) -> str:
     return " ".join(map(_phrase, terms[:_MAX_WORDS])) + ("*" if may_go_on else "")
 
 
-def exactly(column: str, value: str) -> str:
-    """Return a query for what has these words in a column; empty where there are none."""
-    return f"{column} : {_phrase(value)}" if _has_letter(value) else ""
+def begins(column: str, value: str) -> str:
+    """Return a query for what begins with these words in a column, the last one perhaps going on; empty where there are none."""
+    return f"{column} : ^ {_phrase(value)} *" if _has_letter(value) else ""
 
 
 def _has_letter(term: str) -> bool:

@@ -28,10 +28,10 @@ class ChatApp(App[None]):
     """
 
     CSS_PATH = "chat.tcss"
-    COMMAND_PALETTE_BINDING: ClassVar[str] = commands.key_of("palette")
+    VERTICAL_BREAKPOINTS = [(0, "-flat"), (12, "-high")]  # noqa: RUF012  Textual's form; the chat has its own
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+c", "interrupt", "Stop, twice: leave", show=False, priority=True, system=True),
-        Binding(commands.key_of("quit"), "quit", "Leave", show=False, priority=True, id="quit"),
+        Binding(commands.key_of(action), name, show=False, priority=True, id=action)
+        for action, name in (("interrupt", "interrupt"), ("quit", "quit"), ("palette", "command_palette"))
     ]
 
     def __init__(self, chat: ChatScreen, settings: Settings) -> None:
@@ -50,7 +50,7 @@ class ChatApp(App[None]):
         """Yield what the palette offers: the table of actions."""
         if screen is self._chat:
             for action in commands.ACTIONS:
-                if action.id not in {"send", "newline", "palette"}:
+                if action.slash:
                     yield SystemCommand(action.title, f"/{action.slash}", partial(self._chat.do, action.id))
 
     async def action_interrupt(self) -> None:
@@ -63,7 +63,7 @@ class ChatApp(App[None]):
         else:
             self._interrupted_at = now
             self._chat.do("stop")
-            self._chat.told("Ctrl+C once more leaves")
+            self._chat.told("the same key once more leaves")
 
     def _take_selected(self) -> str:
         """Return the selected text, which then is not selected any more."""

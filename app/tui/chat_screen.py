@@ -1,9 +1,8 @@
 """The screen of the chat: puts its parts together, and shows what the dialogue tells."""
 
-import contextlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from textual import events, on
 from textual.app import ComposeResult
@@ -27,20 +26,22 @@ from pinyon.app.tui.dialogs import LineDialog, TextDialog
 from pinyon.app.tui.dialogue import Dialogue
 from pinyon.app.tui.draft import Draft
 from pinyon.app.tui.dropped import dropped_paths
+from pinyon.app.tui.editing import Editing
 from pinyon.app.tui.figures import footer
 from pinyon.app.tui.live_gauges import LiveGauges
 from pinyon.app.tui.path_picker import PathPicker
 from pinyon.app.tui.prompt import Prompt
 from pinyon.app.tui.safe_text import safe_text
 from pinyon.app.tui.screen_actions import ScreenActions
-from pinyon.app.tui.shown import MessageAction, Shown
+from pinyon.app.tui.shown import Shown
 from pinyon.app.tui.sidebar import Sidebar
 from pinyon.app.tui.transcript import Transcript
 from pinyon.app.tui.turns import EXPECTED
 from pinyon.engine.events import Chunk, Event, Progress
 
-EDIT_COST_PAUSE_S: Final = 0.3
-"""How long an edited text must rest before its cost is estimated."""
+if TYPE_CHECKING:
+    from textual.worker import WorkType
+
 MAX_COMPLETIONS: Final = 6
 WIDE_CELLS: Final = 100
 """Beyond this width the conversations are shown, unless the user hides them."""
@@ -58,20 +59,8 @@ def _bindings() -> list[BindingType]:
             id=action.id,
         )
         for action in commands.ACTIONS
-        if action.key and action.id not in commands.BOUND_ELSEWHERE
+        if action.key and action.where is commands.Where.CHAT
     ]
-
-
-_OF_MESSAGE: Final = {
-    MessageAction.EDIT: "edit",
-    MessageAction.REGENERATE: "regenerate",
-    MessageAction.CONTINUE: "go_on",
-    MessageAction.PREVIOUS: "previous",
-    MessageAction.NEXT: "next",
-    MessageAction.COPY: "copy",
-    MessageAction.DELETE: "delete",
-    MessageAction.ATTACHMENTS: "attachments",
-}
 
 
 class ChatScreen(Screen[None]):
@@ -101,8 +90,7 @@ class ChatScreen(Screen[None]):
         self.dialogue = Dialogue(history, backend, self, choices, model, context)
         self._actions = ScreenActions(self)
         self._conversation = conversation
-        self._edited: Message | None = None
-        self._edit_cost = ""
+        self.editing = Editing(self.dialogue.cost_of, self._estimate, self._show_status)
         self._recalled = 0
         self._was_wide: bool | None = None
         self._prefill: Progress | None = None
@@ -110,7 +98,7 @@ class ChatScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         picker = PathPicker(Path.cwd(), id="paths")
         with Horizontal(id="body"):
-            yield Sidebar(id="sidebar")
+            yield Sidebar(self.history, id="sidebar")
             with Vertical(id="room"), Vertical(id="column"):
                 yield Static(id="title")
                 yield Transcript()
@@ -124,7 +112,6 @@ class ChatScreen(Screen[None]):
     async def on_mount(self) -> None:
         self.prompt.focus()
         self.gauges.display = False
-        self._rest = self.set_interval(EDIT_COST_PAUSE_S, self._estimate_edit, pause=True)
         await self.dialogue.open(self._conversation)
         self.call_after_refresh(self.dialogue.resume)  # the first frame comes before the model
 
@@ -144,7 +131,9 @@ class ChatScreen(Screen[None]):
         answer = reports.last_answered(path)
         figures = None if answer is None else reports.figures_of(answer)
         self.gauges.rest_on(figures, is_busy=self.dialogue.is_busy)
-        if self._edited is not None and all(message.conversation != self._edited.conversation for message in path):
+        if self.editing.message is not None and self.editing.message.conversation not in {
+            each.conversation for each in path
+        }:
             self.give_up_edit()
 
     async def said(self, message: Message) -> None:
@@ -168,7 +157,7 @@ class ChatScreen(Screen[None]):
         if not self.is_mounted:
             return
         current = self.dialogue.conversation
-        self.query_one(Sidebar).show(self.history.conversations(), None if current is None else current.id)
+        self.query_one(Sidebar).look(None if current is None else current.id)
         model = self.dialogue.model
         self.query_one(Chips).count_with(None if model is None else model.count)
         self.query_one("#title", Static).update(Content(_one_line(reports.title(self.dialogue))))
@@ -195,7 +184,8 @@ class ChatScreen(Screen[None]):
             command = commands.slash_command(event.text)
         except KeyError as error:
             self.told(
-                f"there is no command {error.args[0]!r}; F1 lists them. A message may not begin with /", is_error=True
+                f"there is no command {error.args[0]!r}; /help lists them. A message may not begin with /",
+                is_error=True,
             )
             return
         if command is not None:
@@ -237,9 +227,7 @@ class ChatScreen(Screen[None]):
     def _draft_changed(self) -> None:
         if self._draft.is_empty:
             self._recalled = 0
-        if self._edited is not None:
-            self._rest.reset()
-            self._rest.resume()
+        self.editing.changed(self._draft.text)
         self._show_status()
 
     def on_sidebar_chosen(self, event: Sidebar.Chosen) -> None:
@@ -255,7 +243,7 @@ class ChatScreen(Screen[None]):
 
     def on_transcript_action(self, event: Transcript.Action) -> None:
         event.stop()
-        self.do(_OF_MESSAGE[event.action], str(event.message))
+        self.do(event.action, str(event.message))
 
     def action_do(self, action: str) -> None:
         self.do(action)
@@ -282,10 +270,6 @@ class ChatScreen(Screen[None]):
     def selected(self) -> int | None:
         """The message that the user has gone to."""
         return self.transcript.selected
-
-    @property
-    def is_editing(self) -> bool:
-        return self._edited is not None
 
     def write_to_terminal(self, sequence: str) -> None:
         """Write what is meant for the terminal itself."""
@@ -319,14 +303,13 @@ class ChatScreen(Screen[None]):
 
     def edit(self, message: Message) -> None:
         """Have a message of the user's edited in the prompt; sending it makes a branch."""
-        self._edited = message
+        self.editing.begin(message)
         self._put_draft(Draft.of(message))
         self.prompt.focus()
 
     def give_up_edit(self) -> None:
         """Leave everything as it stands."""
-        if self._edited is not None:
-            self._edited, self._edit_cost = None, ""
+        if self.editing.end() is not None:
             self._take_draft()
 
     async def _guarded(self, doing: Coroutine[None, None, None]) -> None:
@@ -354,20 +337,16 @@ class ChatScreen(Screen[None]):
     async def _send(self) -> None:
         draft = self._take_draft()
         await self.transcript.choose(None)
-        edited, self._edited, self._edit_cost = self._edited, None, ""
-        if edited is None:
+        if (edited := self.editing.end()) is None:
             self.dialogue.say(draft)
         else:
             self.dialogue.edit(edited, draft)
 
-    async def _estimate_edit(self) -> None:
-        self._rest.pause()
-        if (edited := self._edited) is not None:
-            with contextlib.suppress(*EXPECTED):
-                cost = await self.dialogue.cost_of(edited, self._draft.text)
-                if self._edited is edited:
-                    self._edit_cost = "" if cost is None else reports.edit_cost(cost)
-            self._show_status()
+    def _estimate(self, estimating: Callable[[], Coroutine[None, None, None]]) -> None:
+        work: WorkType[None] = (
+            estimating  # not its coroutine: one that is cancelled before it begins would never be awaited
+        )
+        self.run_worker(work, group="estimating", exclusive=True)
 
     def _shown(self, message: Message, tree: Tree | None = None) -> Shown:
         siblings = (tree or self.history.tree(message.conversation)).siblings(message.id)
@@ -393,9 +372,7 @@ class ChatScreen(Screen[None]):
             f"/{action.slash} {action.argument}  {action.title}"
             for action in commands.completions(self.prompt.text)[:MAX_COMPLETIONS]
         ]
-        if self._edited is not None:
-            lines.append("editing: enter sends it as another branch, escape leaves it as it was")
-            lines += [self._edit_cost] if self._edit_cost else []
+        lines += self.editing.status
         lines += reports.status(self.dialogue)
         status = self.query_one("#status", Static)
         status.display = bool(lines)

@@ -1,13 +1,26 @@
 """Everything that can be done in the chat: one table for keys, palette, mouse and slash commands. Knows no widget."""
 
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 from pinyon.app.errors import SettingsError
 
 
+class Where(StrEnum):
+    """Where an action's keys act."""
+
+    APP = "app"
+    """Everywhere, also in front of the chat."""
+    CHAT = "chat"
+    PROMPT = "prompt"
+    """Where one writes."""
+    MESSAGES = "messages"
+    """Among the messages."""
+
+
 class Action(NamedTuple):
-    """One thing to do. The chat screen does it in its method `action_ID`, which takes the argument as text.
+    """One thing to do. What has a slash command is a method of Actions with this id, which takes the argument as text.
 
     `key` is as Textual spells keys, several with commas between; empty where there is none. `argument` is how the help calls
     what may follow the slash command. `label` is for the footer; without one the action is not shown there.
@@ -19,11 +32,13 @@ class Action(NamedTuple):
     slash: str = ""
     argument: str = ""
     label: str = ""
+    where: Where = Where.CHAT
 
 
 ACTIONS: Final = (
-    Action("send", "Send the message", "enter"),
-    Action("newline", "Begin a new line in the message", "shift+enter,alt+enter,ctrl+j"),
+    Action("send", "Send the message", "enter", where=Where.PROMPT),
+    Action("newline", "Begin a new line in the message", "shift+enter,alt+enter,ctrl+j", where=Where.PROMPT),
+    Action("interrupt", "Copy what is selected; else stop the answer, twice: leave", "ctrl+c", where=Where.APP),
     Action("new", "Begin a new conversation", "ctrl+n", "new", label="New"),
     Action("sidebar", "Show or hide the conversations", "ctrl+b", "conversations", label="Conversations"),
     Action("search", "Search all conversations", "ctrl+f", "search", "[WORDS]", label="Search"),
@@ -39,14 +54,25 @@ ACTIONS: Final = (
     Action("gauges", "Show or hide the gauges", "f2", "gauges"),
     Action("reasoning", "Show or hide what the model thought", "ctrl+r", "reasoning"),
     Action("messages", "Go to the messages; up and down choose one", "ctrl+t", "messages"),
-    Action("edit", "Edit a message of yours; the old one stays as a branch", "e", "edit"),
-    Action("regenerate", "Answer again, as another branch", "r", "regenerate"),
-    Action("go_on", "Go on with an answer that was cut off", "c", "continue"),
-    Action("previous", "Show the branch before this one", "left", "previous"),
-    Action("next", "Show the branch after this one", "right", "next"),
-    Action("copy", "Copy a message", "y", "copy"),
-    Action("delete", "Leave a message out, and what follows it", "delete", "delete"),
-    Action("attachments", "Show or hide what is attached to a message", "a", "attachments"),
+    Action("up", "Choose the message above", "up", where=Where.MESSAGES),
+    Action("down", "Choose the message below", "down", where=Where.MESSAGES),
+    Action("start", "Go to the first message", "home", where=Where.MESSAGES),
+    Action("end", "Go to the end, and follow it", "end", where=Where.MESSAGES),
+    Action("unfold", "Show or hide what the chosen message was thought out with", "enter", where=Where.MESSAGES),
+    Action("edit", "Edit a message of yours; the old one stays as a branch", "e", "edit", where=Where.MESSAGES),
+    Action("regenerate", "Answer again, as another branch", "r", "regenerate", where=Where.MESSAGES),
+    Action("go_on", "Go on with an answer that was cut off", "c", "continue", where=Where.MESSAGES),
+    Action("previous", "Show the branch before this one", "left", "previous", where=Where.MESSAGES),
+    Action("next", "Show the branch after this one", "right", "next", where=Where.MESSAGES),
+    Action("copy", "Copy a message", "y", "copy", where=Where.MESSAGES),
+    Action("delete", "Leave a message out, and what follows it", "delete", "delete", where=Where.MESSAGES),
+    Action(
+        "attachments",
+        "Show or hide what is attached to a message",
+        "a",
+        "attachments",
+        where=Where.MESSAGES,
+    ),
     Action("undo", "Take the last deletion back", "u", "undo"),
     Action("rename", "Give the conversation another title", slash="rename", argument="[TITLE]"),
     Action("delete_conversation", "Delete the conversation, and what is cached of it", slash="delete-conversation"),
@@ -58,12 +84,9 @@ ACTIONS: Final = (
     Action("help", "Keys and commands", "f1", "help", label="Help"),
     Action("quit", "Leave the chat", "ctrl+q", "quit"),
 )
-BOUND_ELSEWHERE: Final = frozenset(
-    ("send", "newline", "edit", "regenerate", "go_on", "previous", "next", "copy", "delete", "attachments")
-)
-"""Whose keys mean this only in the prompt, or only among the messages."""
-MAY_BE_LETTERS: Final = (BOUND_ELSEWHERE - {"send", "newline"}) | {"undo", "stop"}
+MAY_BE_LETTERS: Final = {action.id for action in ACTIONS if action.where is Where.MESSAGES} | {"undo", "stop"}
 """Whose keys act only where nothing is typed."""
+_MODIFIERS: Final = frozenset(("alt", "ctrl", "hyper", "meta", "shift", "super"))
 _BY_ID: Final = {action.id: action for action in ACTIONS}
 _BY_SLASH: Final = {action.slash: action for action in ACTIONS if action.slash}
 
@@ -72,25 +95,51 @@ def keymap(keys: Mapping[str, str]) -> dict[str, str]:
     """Return the key of every action that has one, the user's over the table's.
 
     Raises:
-        SettingsError: an unknown action, none of its keys, one key for two actions, or a letter for one that acts in the prompt.
+        SettingsError: an unknown action, none of its keys, what is no key, one key for two actions in the same place, or a
+            letter for one that acts in the prompt.
     """
     if unknown := keys.keys() - _BY_ID.keys():
         raise SettingsError(f"[keys]: there is no action {min(unknown)!r}; the actions are {', '.join(_BY_ID)}")
-    if keyless := [action for action, key in keys.items() if not key.strip()]:
-        raise SettingsError(f"[keys]: {keyless[0]!r} has no key; leave the line out for the usual one")
-    chosen = {action.id: keys.get(action.id, action.key) for action in ACTIONS}
-    owners: dict[str, str] = {}
-    for action, names in chosen.items():
-        for key in filter(None, (name.strip() for name in names.split(","))):
-            if len(key) == 1 and action not in MAY_BE_LETTERS:
-                raise SettingsError(
-                    f"[keys]: {key!r} for {action!r} could not be typed any more; take f4, or ctrl and a letter"
-                )
-            if (other := owners.setdefault(key, action)) != action:
-                raise SettingsError(
-                    f"[keys]: {key!r} is set for {other!r} and for {action!r}; give one of them another key"
-                )
-    return {action: key for action, key in chosen.items() if key}
+    for id, names in keys.items():  # noqa: A001
+        if not (its_keys := _split(names)):
+            raise SettingsError(f"[keys]: {id!r} has no key; leave the line out for the usual one")
+        for key in its_keys:
+            _require_key(key, id)
+    owners: dict[str, list[Action]] = {}
+    for action in ACTIONS:
+        for key in _split(keys.get(action.id, action.key)):
+            for other in owners.setdefault(key, []):
+                if other.where is action.where or {other.where, action.where} & {Where.APP, Where.CHAT}:
+                    raise SettingsError(
+                        f"[keys]: {key!r} is set for {other.id!r} and for {action.id!r}; give one of them another key"
+                    )
+            owners[key].append(action)
+    return {action.id: key for action in ACTIONS if (key := keys.get(action.id, action.key))}
+
+
+def _split(names: str) -> list[str]:
+    return list(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
+
+
+def _require_key(key: str, action: str) -> None:
+    """Raises SettingsError where no terminal sends a key of this name, or where it could not be typed any more."""
+    from textual.keys import REPLACED_KEYS, Keys, key_to_character  # noqa: PLC0415  --plain does without Textual
+
+    if len(key) == 1:
+        if action not in MAY_BE_LETTERS:
+            raise SettingsError(
+                f"[keys]: {key!r} for {action!r} could not be typed any more; take f4, or ctrl and a letter"
+            )
+        return
+    *modifiers, name = key.split("+")
+    named = sorted(each.value for each in Keys if each.value.isalnum())
+    is_sign = name in REPLACED_KEYS or key_to_character(name) is not None
+    is_key = name in named or (is_sign and name.islower()) or name.isdecimal()
+    if not is_key or modifiers != sorted(set(modifiers) & _MODIFIERS):
+        raise SettingsError(
+            f"[keys]: {key!r} for {action!r} is no key. Keys are letters, signs by their names (question_mark), "
+            f"{', '.join(named)}; before them, with + and in this order, {', '.join(sorted(_MODIFIERS))}"
+        )
 
 
 def slash_command(text: str) -> tuple[Action, str] | None:

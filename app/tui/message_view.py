@@ -184,7 +184,9 @@ def _foot(shown: Shown, *, with_actions: bool) -> Content:
         parts.append(Content(f"{index + 1}/{count}"))
     if with_actions:
         parts += [
-            Content(action).stylize(Style.from_meta({"@click": f"act('{action}')"})).stylize("underline")
+            Content(action.replace("_", " "))
+            .stylize(Style.from_meta({"@click": f"act('{action}')"}))
+            .stylize("underline")
             for action in actions_of(shown)
         ]
     return Content("  ").join(parts)

@@ -15,7 +15,7 @@ from markdown_it.token import Token
 from rich._wrap import divide_line  # what Rich and Textual wrap with; only it tells where it broke
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markdown import CodeBlock, Heading, Markdown, MarkdownElement
+from rich.markdown import CodeBlock, Heading, ListItem, Markdown, MarkdownElement
 from rich.segment import Segment
 from rich.syntax import Syntax
 from rich.theme import Theme
@@ -73,6 +73,26 @@ class _Code(CodeBlock):
         )
 
 
+class _Item(ListItem):
+    """An item with its number as it was written: with a point or a bracket behind it."""
+
+    mark = ""
+
+    @classmethod
+    def create(cls, markdown: Markdown, token: Token) -> "_Item":  # noqa: ARG003  Rich's signature
+        item = cls()
+        item.mark = token.markup
+        return item
+
+    def render_number(self, console: Console, options: ConsoleOptions, number: int, last_number: int) -> RenderResult:
+        # Rich leaves room for the last number: with a digit more there is room for the mark.
+        for place, segment in enumerate(super().render_number(console, options, number, 10 * last_number)):
+            if place == 0 and isinstance(segment, Segment):
+                yield Segment(f"{number}{self.mark} ".rjust(len(segment.text)), segment.style)
+            else:
+                yield segment
+
+
 class _Markdown(Markdown):
     """Rich's Markdown from a parser that takes nothing away."""
 
@@ -81,6 +101,7 @@ class _Markdown(Markdown):
         "heading_open": _LeftHeading,
         "fence": _Code,
         "code_block": _Code,
+        "list_item_open": _Item,
     }
     parser: ClassVar = (
         MarkdownIt("commonmark", {"html": False})

@@ -52,18 +52,12 @@ class ScreenActions(Actions):
         self._screen.told(await clipboard.copy(text, self._screen.write_to_terminal))
 
     async def stop(self, _argument: str) -> None:
-        if self._screen.is_editing:
+        if self._screen.editing.message is not None:
             self._screen.give_up_edit()
         elif self._dialogue.is_busy:
             await self._dialogue.stop()
         else:
             self._screen.prompt.focus()
-
-    async def send(self, _argument: str) -> None:
-        self._screen.prompt.action_send()
-
-    async def newline(self, _argument: str) -> None:
-        self._screen.prompt.action_newline()
 
     async def attach(self, path: str) -> None:
         if path:

@@ -11,6 +11,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
+from pinyon.app.history.errors import HistoryFileError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Found
 from pinyon.app.tui.safe_text import safe_text
@@ -69,9 +70,11 @@ class SearchScreen(ModalScreen[Found | None]):
     def _search(self) -> None:
         self._words = self.query_one(Input).value
         query = query_of(self._words)
-        self._found = []
-        if query.words:
+        try:
             self._found = self._history.search(query.words, role=query.role, model=query.model, since=query.since)
+        except HistoryFileError as error:
+            self._found = []
+            self.notify(safe_text(str(error)), severity="error", markup=False)
         options = self.query_one(OptionList)
         options.clear_options()
         options.add_options(Option(_lines(found)) for found in self._found)

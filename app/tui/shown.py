@@ -31,9 +31,11 @@ class Shown:
 
 
 class MessageAction(StrEnum):
+    """By their ids in the table of actions."""
+
     EDIT = "edit"
     REGENERATE = "regenerate"
-    CONTINUE = "continue"
+    CONTINUE = "go_on"
     PREVIOUS = "previous"
     NEXT = "next"
     COPY = "copy"

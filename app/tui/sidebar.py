@@ -1,7 +1,6 @@
-"""The conversations that are kept, the latest first."""
+"""The conversations that are kept, the latest first; older ones come when one scrolls to them."""
 
-from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from textual.binding import Binding, BindingType
 from textual.content import Content
@@ -9,8 +8,12 @@ from textual.message import Message
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from pinyon.app.history.records import Conversation
+from pinyon.app.history.errors import HistoryFileError
+from pinyon.app.history.history import History
 from pinyon.app.tui.safe_text import safe_text
+
+PAGE: Final = 200
+"""How many are read at a time."""
 
 
 class Sidebar(OptionList):
@@ -23,7 +26,9 @@ class Sidebar(OptionList):
     }
     Sidebar:focus { border: none; border-right: vkey $primary; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("delete,d", "delete", "Delete", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("delete,d", "delete", "Delete", show=False, id="delete_conversation")
+    ]
 
     class Chosen(Message):
         """This conversation is to be opened."""
@@ -39,19 +44,46 @@ class Sidebar(OptionList):
             super().__init__()
             self.conversation = conversation
 
-    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002  Textual's name
+    def __init__(self, history: History, *, id: str | None = None) -> None:  # noqa: A002  Textual's name
         super().__init__(id=id, markup=False)
+        self._history = history
+        self._version = -1
         self._shown: tuple[tuple[str, str], ...] = ()
+        self._has_older = False
 
-    def show(self, conversations: Sequence[Conversation], current: str | None) -> None:
-        """Show these; costs nothing where nothing has changed."""
-        shown = tuple((each.id, each.title) for each in conversations)
-        if shown != self._shown:
+    def look(self, current: str | None) -> None:
+        """Show what has changed in the history; costs nothing where nothing has. The current one is marked."""
+        if self._version != self._history.list_version:
+            self._read(max(PAGE, len(self._shown)))
+        if not self.has_focus:
+            self._mark(current)
+
+    def watch_scroll_y(self, old: float, new: float) -> None:
+        super().watch_scroll_y(old, new)
+        if self._has_older and new + 2 * self.size.height > self.max_scroll_y:
+            self._read(len(self._shown) + PAGE)
+
+    def _read(self, count: int) -> None:
+        self._version = self._history.list_version
+        try:
+            listed = self._history.conversations(limit=count)
+        except HistoryFileError:  # whoever opens one is told; what was read before stays
+            return
+        self._has_older = len(listed) == count
+        shown = tuple((each.id, each.title) for each in listed)
+        if shown[: len(self._shown)] == self._shown:
+            self.add_options(_option(*each) for each in shown[len(self._shown) :])
             self._shown = shown
-            self.clear_options()
-            self.add_options(Option(_line(title), id) for id, title in shown)  # noqa: A001
-        place = next((place for place, (id, _) in enumerate(shown) if id == current), None)  # noqa: A001
-        if place != self.highlighted and not self.has_focus:
+        else:
+            marked, place = self.highlighted_option, self.scroll_y
+            self._shown = shown
+            self.set_options(_option(*each) for each in shown)
+            self._mark(None if marked is None else marked.id)
+            self.call_after_refresh(self.scroll_to, y=place, animate=False)
+
+    def _mark(self, conversation: str | None) -> None:
+        place = next((place for place, (id, _) in enumerate(self._shown) if id == conversation), None)  # noqa: A001
+        if place != self.highlighted:
             self.highlighted = place
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
@@ -64,5 +96,5 @@ class Sidebar(OptionList):
             self.post_message(self.Unwanted(option.id))
 
 
-def _line(title: str) -> Content:
-    return Content(safe_text(title).replace("\n", " ") or "untitled")
+def _option(id: str, title: str) -> Option:  # noqa: A002
+    return Option(Content(safe_text(title).replace("\n", " ") or "untitled"), id)

@@ -52,20 +52,18 @@ class Transcript(LiveMessages):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "choose(-1)", "Previous message", show=False, id="message.up"),
-        Binding("down", "choose(1)", "Next message", show=False, id="message.down"),
-        Binding("escape", "unchoose", "No message", show=False, id="message.none"),
-        Binding("enter", "toggle_reasoning", "Reasoning", show=False, id="message.reasoning"),
-        Binding("home", "show_start", "To the start", show=False, id="transcript.start"),
-        Binding("end", "follow", "To the end", show=False, id="transcript.end"),
-        Binding(key_of("edit"), "act('edit')", "Edit", show=False, id="edit"),
-        Binding(key_of("regenerate"), "act('regenerate')", "Regenerate", show=False, id="regenerate"),
-        Binding(key_of("go_on"), "act('continue')", "Continue", show=False, id="go_on"),
-        Binding(key_of("previous"), "act('previous')", "Previous version", show=False, id="previous"),
-        Binding(key_of("next"), "act('next')", "Next version", show=False, id="next"),
-        Binding(key_of("copy"), "act('copy')", "Copy", show=False, id="copy"),
-        Binding(key_of("delete"), "act('delete')", "Delete", show=False, id="delete"),
-        Binding(key_of("attachments"), "act('attachments')", "Attachments", show=False, id="attachments"),
+        *(
+            Binding(key_of(id), action, show=False, id=id)
+            for id, action in (  # noqa: A001
+                ("up", "choose(-1)"),
+                ("down", "choose(1)"),
+                ("start", "show_start"),
+                ("end", "follow"),
+                ("unfold", "toggle_reasoning"),
+                ("stop", "unchoose"),
+            )
+        ),
+        *(Binding(key_of(action), f"act('{action}')", show=False, id=action) for action in MessageAction),
     ]
 
     class Action(Message):

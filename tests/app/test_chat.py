@@ -1,7 +1,9 @@
 """`pinyon chat` as a process on a terminal: how it starts, how it ends, and what it leaves behind."""
 
 import contextlib
+import os
 import signal
+import socket
 import sys
 
 import pytest
@@ -118,6 +120,35 @@ def test_leaving_while_the_model_loads(home, tiny):
         assert shown.ends() == 0
         assert shown.is_as_before
     assert shown.modes_left_on == []
+
+
+def test_leaving_while_a_model_is_fetched(home, tiny):
+    pinyon(home, "add", tiny, "--name", "tiny", check=True)
+    kept = {name: value for name, value in environment(home).items() if not name.startswith("PIP_")}
+    with socket.create_server(("127.0.0.1", 0)) as index:  # takes a request and never answers
+        port = index.getsockname()[1]
+        pip = {
+            "PIP_INDEX_URL": f"http://127.0.0.1:{port}/simple",
+            "PIP_CONFIG_FILE": os.devnull,
+            "no_proxy": "127.0.0.1",
+        }
+        with terminal([*PINYON, "chat"], {**kept, **pip}) as shown:
+            shown.waits_for(PROMPT)
+            shown.types(b"/model\r")
+            shown.waits_for(b"to fetch")
+            shown.types(b"\x1b[B\r")
+            index.settimeout(60)
+            request, _ = index.accept()
+            with request:
+                shown.types(QUIT)
+                assert shown.ends() == 0
+                assert shown.is_as_before
+                request.settimeout(60)
+                while request.recv(65536):  # until pip is gone, too
+                    pass
+    assert shown.modes_left_on == []
+    assert b"fetching" in shown.written
+    assert [path.name for path in (home / "data" / "models" / ".partial").iterdir() if path.suffix == ".tmp"] == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

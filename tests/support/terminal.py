@@ -81,7 +81,7 @@ def terminal(
         stdin=follower,
         stdout=follower,
         stderr=follower,
-        env={**environment, "TERM": "xterm-256color"},
+        env={"TERM": "xterm-256color", **environment},
         start_new_session=True,
     ) as process:
         os.close(follower)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import sqlite3
 from pathlib import Path
 from types import SimpleNamespace
@@ -225,6 +226,25 @@ async def test_a_conversation_is_forgotten(client, service):
     answer = await client.post("/pinyon/forget", content=wire.encode(wire.Forget("talk")), headers=KEY)
     assert msgspec.json.decode(answer.content, type=Removed) == Removed(4, 900)
     assert service.forgotten == ["talk"]
+
+
+async def test_who_has_another_key_cannot_tell_whether_a_conversation_is_there(client, service):
+    """H5: there is one user; only the commands of that user name conversations."""
+    for headers in ({}, {KEY_HEADER: "0" * 64}):
+        answers = [
+            await client.post("/pinyon/forget", content=wire.encode(wire.Forget(name)), headers=headers)
+            for name in ("talk", "absent")
+        ]
+        assert [answer.status_code for answer in answers] == [403, 403]
+        assert answers[0].content == answers[1].content
+    assert service.forgotten == []
+
+
+async def test_no_public_route_names_a_conversation(app):
+    document = json.dumps(app.openapi())
+    assert "/v1/chat/completions" in document
+    assert '"conversation' not in document
+    assert "{conversation" not in document
 
 
 @pytest.mark.parametrize(

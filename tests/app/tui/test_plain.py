@@ -79,10 +79,15 @@ async def test_commands_need_no_screen(talk):
 
 async def test_a_number_opens_a_conversation(talk):
     with contextlib.closing(History.in_memory()) as history:
-        out, _ = await talk("the jay", "/new", "the crow", "/search jay", "1", "/conversations", "9", history=history)
-    assert "1: the jay" in out
+        lines = ("the jay", "/new", "the crow", "/search jay", "1", "/conversations", "9", "and its nest?")
+        out, _ = await talk(*lines, history=history)
+        said = {
+            each.title: [message.text for message in history.tree(each.id).path()] for each in history.conversations()
+        }
+    assert "1: the jay: the jay" in out
     assert out.count("You: the jay") == 1
-    assert talk.chat.dialogue.conversation is None or talk.chat.dialogue.conversation.title == "the jay"
+    assert said["the crow"] == ["the crow", "First line.\nSecond line."]
+    assert said["the jay"][::2] == ["the jay", "and its nest?"]
 
 
 async def test_an_open_conversation_is_read_out(talk):

@@ -67,7 +67,17 @@ def test_lines_stay_lines() -> None:
 
 
 def test_numbers_of_a_cut_list_go_on() -> None:
-    assert texts(markdown_rows("".join(f"{n}. item\n" for n in range(1, 100)), 40))[-1].strip() == "99 item"
+    assert texts(markdown_rows("".join(f"{n}. item\n" for n in range(1, 100)), 40))[-1].strip() == "99. item"
+
+
+@pytest.mark.parametrize("marked", ["1.", "1)", "7.", "0."])
+def test_a_number_is_shown_as_it_was_written(marked: str) -> None:
+    assert shown(f"{marked} one", kind=Kind.LIST).strip() == f"{marked} one"
+
+
+def test_numbers_of_several_digits_stand_below_each_other() -> None:
+    rows = texts(rows_of(Block(Kind.LIST, "9. nine\n9. ten\n   and more\n\n   - within\n"), 40, Look()))
+    assert rows == ["  9. nine", " 10. ten", "     and more", "      • within"]
 
 
 def test_code_keeps_its_lines_and_has_a_background() -> None:
