@@ -184,8 +184,9 @@ async def test_messages_of_a_hundred_marks_and_nul_are_answered(serve, tiny):
         assert answer.usage["completion_tokens"] <= 4
 
 
-async def test_the_death_of_the_worker_ends_streams_and_the_next_request_works(serve, tiny):
-    api = await serve(tiny, context=16_384)
+async def test_the_death_of_the_worker_ends_streams_and_the_next_request_works(serve, tmp_path):
+    roomy = write_tiny_llama(tmp_path / "roomy.gguf", metadata={"llama.context_length": 16_384})
+    api = await serve(roomy, context=16_384)
     endless = {"logit_bias": {"72": 100}, "max_tokens": 5000, "stream": True}
     async with listening(api.server.app) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
         await api.whole(CHAT, chat_body(max_tokens=1))  # what renders chats has started: none of the two waits for it
