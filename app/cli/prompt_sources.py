@@ -7,14 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pinyon.app.attachments import STDIN, Attachment, attached, fenced, joined
+from pinyon.app.attachments import STDIN, Attachment, attached, fenced, joined, left_out_of
 from pinyon.app.cli.terminal import tell
 from pinyon.app.errors import UsageError
-from pinyon.models.disk import printable
 
 GRACE_S: Final = 5.0
 """How long a pipe may stay silent beside a prompt: many programs leave one open that nobody ever writes to."""
-SHOWN_LEFT_OUT: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +81,3 @@ def _attachments(source: str, *, urls: bool) -> tuple[Attachment, ...]:
     if found.left_out:
         tell(left_out_of(source, found.left_out))
     return found.attachments
-
-
-def left_out_of(source: str, left_out: Sequence[str]) -> str:
-    """Return the sentence about the files of a folder that are no text."""
-    more = len(left_out) - SHOWN_LEFT_OUT
-    shown = ", ".join(left_out[:SHOWN_LEFT_OUT]) + (f" and {more:,} more" if more > 0 else "")
-    return f"left out of {printable(source)}: {shown}"
