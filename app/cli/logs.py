@@ -12,7 +12,7 @@ from typing import Final
 import click
 import msgspec
 
-from pinyon.app.cli.ages import age_s
+from pinyon.app.ages import age_s
 from pinyon.app.cli.terminal import for_stdout, print_json, printable, tell
 from pinyon.app.errors import AppError, UsageError
 from pinyon.app.history import export
