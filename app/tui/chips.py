@@ -13,6 +13,7 @@ from textual.content import Content
 from textual.message import Message
 from textual.widgets import Static
 
+from pinyon.app.counted import counted
 from pinyon.app.errors import AppError
 from pinyon.app.tui import amounts
 from pinyon.app.tui.draft import Piece
@@ -106,8 +107,8 @@ class Chips(HorizontalScroll):
     @property
     def tokens(self) -> int | None:
         """What all of it costs together; None while a part is not counted."""
-        counted = [piece.tokens for piece in self.pieces if piece.tokens is not None]
-        return sum(counted) if len(counted) == len(self._chips) else None
+        known = [piece.tokens for piece in self.pieces if piece.tokens is not None]
+        return sum(known) if len(known) == len(self._chips) else None
 
     async def attach(self, source: str) -> None:
         """Read a file, a folder or a URL and add it. Raises UsageError that says why it cannot be."""
@@ -169,4 +170,4 @@ class Chips(HorizontalScroll):
     def _show(self) -> None:
         self.set_class(bool(self._chips), "-some")
         several = len(self._chips) > 1 and self.tokens is not None
-        self._sum.update(Content(f"{amounts.tokens(self.tokens or 0)} together") if several else Content(""))
+        self._sum.update(Content(f"{counted(self.tokens or 0, 'token')} together") if several else Content(""))

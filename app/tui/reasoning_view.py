@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pinyon.app.tui import amounts
+from pinyon.app.counted import counted
 from pinyon.app.tui.blocks import PlainCutter
 from pinyon.app.tui.folded_view import FoldedView
 from pinyon.app.tui.text_view import TextView
@@ -61,5 +61,5 @@ class ReasoningView(FoldedView):
         seconds = self._clock() - self._started if self._thinking else self._seconds
         figures = [f"{seconds:.0f} s"] if seconds else []
         if self._tokens:
-            figures.append(amounts.tokens(self._tokens))
+            figures.append(counted(self._tokens, "token"))
         return f"{'thinking' if self._thinking else 'thought'} {', '.join(figures)}".rstrip()

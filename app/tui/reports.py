@@ -66,9 +66,9 @@ def params_report(choices: Choices) -> str:
 
 def edit_cost(cost: EditCost) -> str:
     """Return in a line what an edit costs."""
-    lost = f"{amounts.tokens(cost.lost_tokens)} of the cache become useless"
+    lost = f"{counted(cost.lost_tokens, 'token')} of the cache become useless"
     rest = cost.prompt_tokens - cost.cached_tokens
-    return f"{lost}, {amounts.tokens(rest)} are computed again ({amounts.seconds(cost.compute_s)})"
+    return f"{lost}, {counted(rest, 'token')} are computed again ({amounts.seconds(cost.compute_s)})"
 
 
 def as_curl(path: Sequence[Message], choices: Choices, model: str, url: str) -> str:
