@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from pinyon.app.tui.blocks import PlainCutter
 from pinyon.app.tui.folded_view import FoldedView
-from pinyon.app.tui.safe_text import safe_text
+from pinyon.app.tui.safe_text import one_line
 from pinyon.app.tui.text_view import TextView
 
 
@@ -14,7 +14,7 @@ class AttachmentsView(FoldedView):
     def __init__(self, titles: Iterable[str], text: str) -> None:
         self.content = TextView(PlainCutter())
         super().__init__(self.content)
-        self._titles = "\n  ".join(safe_text(title).replace("\n", " ") for title in titles)
+        self._titles = "\n  ".join(map(one_line, titles))
         self._unread = text
 
     def summary(self) -> str:

@@ -17,7 +17,7 @@ from pinyon.app.counted import counted
 from pinyon.app.errors import AppError
 from pinyon.app.tui import amounts
 from pinyon.app.tui.draft import Piece
-from pinyon.app.tui.safe_text import safe_text
+from pinyon.app.tui.safe_text import one_line, safe_text
 from pinyon.engine.errors import EngineError
 
 LARGE_CHARS: Final = 2000
@@ -56,7 +56,7 @@ class Chip(Static, can_focus=True):
 
     def show(self) -> None:
         """Paint label and cost."""
-        label = safe_text(self.piece.label).replace("\n", " ")
+        label = one_line(self.piece.label)
         if len(label) > _LABEL_CHARS:  # the end of a path says more than its beginning
             label = f"…{label[1 - _LABEL_CHARS :]}"
         cost = amounts.cost(self.piece.tokens, self.piece.size_bytes)

@@ -14,7 +14,7 @@ from pinyon.app.tui.attachments_view import AttachmentsView
 from pinyon.app.tui.blocks import MarkdownCutter, PlainCutter
 from pinyon.app.tui.growing_text import Place
 from pinyon.app.tui.reasoning_view import ReasoningView
-from pinyon.app.tui.safe_text import safe_text
+from pinyon.app.tui.safe_text import one_line, safe_text
 from pinyon.app.tui.shown import MessageAction, Shown, actions_of
 from pinyon.app.tui.text_view import TextView
 
@@ -85,7 +85,7 @@ class MessageView(Vertical):
         if self.attachments is not None:
             yield self.attachments
         elif self.shown.attachments:
-            titles = "\n".join(safe_text(title).replace("\n", " ") for title in self.shown.attachments)
+            titles = "\n".join(map(one_line, self.shown.attachments))
             yield Static(Content(titles), classes="attachments")
         if self.reasoning is not None:
             yield self.reasoning

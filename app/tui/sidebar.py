@@ -10,7 +10,7 @@ from textual.widgets.option_list import Option
 
 from pinyon.app.history.errors import HistoryFileError
 from pinyon.app.history.history import History
-from pinyon.app.tui.safe_text import safe_text
+from pinyon.app.tui.safe_text import one_line
 
 PAGE: Final = 200
 """How many are read at a time."""
@@ -97,4 +97,4 @@ class Sidebar(OptionList):
 
 
 def _option(id: str, title: str) -> Option:  # noqa: A002
-    return Option(Content(safe_text(title).replace("\n", " ") or "untitled"), id)
+    return Option(Content(one_line(title) or "untitled"), id)
