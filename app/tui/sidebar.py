@@ -58,6 +58,9 @@ class Sidebar(OptionList):
         if not self.has_focus:
             self._mark(current)
 
+    def on_show(self) -> None:
+        self._read(max(PAGE, len(self._shown)))  # other processes have conversations, too
+
     def watch_scroll_y(self, old: float, new: float) -> None:
         super().watch_scroll_y(old, new)
         if self._has_older and new + 2 * self.size.height > self.max_scroll_y:
