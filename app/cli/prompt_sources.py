@@ -54,10 +54,7 @@ def argument_text(argument: str) -> str:
 def piped_text(grace_s: float | None) -> str:
     """Return all of the standard input; nothing where it was silent for `grace_s` (None: wait). Raises UsageError."""
     if grace_s is not None and not _has_begun(grace_s):
-        print(
-            f"pinyon: nothing came through the pipe within {grace_s:g} s, so it is left out; `-f -` waits for it",
-            file=sys.stderr,
-        )
+        tell(f"nothing came through the pipe within {grace_s:g} s, so it is left out; `-f -` waits for it")
         return ""
     data = sys.stdin.buffer.read()
     try:
