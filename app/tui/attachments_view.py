@@ -2,18 +2,15 @@
 
 from collections.abc import Iterable
 
-from pinyon.app.tui.blocks import PlainCutter
 from pinyon.app.tui.folded_view import FoldedView
 from pinyon.app.tui.safe_text import one_line
-from pinyon.app.tui.text_view import TextView
 
 
 class AttachmentsView(FoldedView):
     """A line for each title. The text, which may be long, is only looked at once it is to be shown."""
 
     def __init__(self, titles: Iterable[str], text: str) -> None:
-        self.content = TextView(PlainCutter())
-        super().__init__(self.content)
+        super().__init__()
         self._titles = "\n  ".join(map(one_line, titles))
         self._unread = text
 
