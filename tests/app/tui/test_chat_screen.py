@@ -272,7 +272,7 @@ async def test_an_edit_tells_its_cost_and_makes_a_branch(chat):
     await chat.types("/edit")
     await chat.until(lambda: chat.screen.prompt.text == "one")
     chat.screen.prompt.put("uno")
-    await chat.until(lambda: "computed again" in chat.status)
+    await chat.until(lambda: "of the cache useless" in chat.status)
     await chat.pilot.press("enter")
     await chat.settled()
     assert chat.texts == ["uno", "Aye."]
