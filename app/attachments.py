@@ -7,7 +7,7 @@ import codecs
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -20,6 +20,7 @@ MAX_BYTES: Final = 8 << 20
 MAX_FILES: Final = 1000
 """Of one folder."""
 FETCH_S: Final = 30.0
+SHOWN_LEFT_OUT: Final = 10
 STDIN: Final = "-"
 GAP: Final = "\n\n"
 """Between what is attached and what follows it."""
@@ -77,6 +78,13 @@ def attached(source: str, *, urls: bool) -> Attached:
             return Attached((_from_stream(printable(source), file),))
     except OSError as error:
         raise UsageError(f"{printable(source)} cannot be attached: {error.strerror}") from None
+
+
+def left_out_of(source: str, left_out: Sequence[str]) -> str:
+    """Return the sentence about the files of a folder that are no text."""
+    more = len(left_out) - SHOWN_LEFT_OUT
+    shown = ", ".join(left_out[:SHOWN_LEFT_OUT]) + (f" and {more:,} more" if more > 0 else "")
+    return f"left out of {printable(source)}: {shown}"
 
 
 def fenced(attachment: Attachment) -> str:

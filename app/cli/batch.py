@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.first_model import offer_a_model
 from pinyon.app.cli.progress import counting, loading
 from pinyon.app.cli.prompt_sources import argument_text
-from pinyon.app.cli.terminal import printable, tell
+from pinyon.app.cli.terminal import tell
 from pinyon.app.default_model import model_before
 from pinyon.app.errors import AppError, BusyError, GenerationFailedError, ServerError, UsageError
 from pinyon.app.named_options import named_values
@@ -183,7 +182,7 @@ class _Answering:
                     line = await self._answer(question)
                 except _NoAnswerError as error:
                     tally.failed += 1
-                    print(f"pinyon: {question.id!r}: {printable(str(error))}", file=sys.stderr)
+                    tell(f"{question.id!r}: {error}")
                 except (AppError, EngineError, ModelError) as error:
                     tally.stopped_by = tally.stopped_by or error
                 else:

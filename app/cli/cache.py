@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pinyon.app.cli.ages import age_s
+from pinyon.app.ages import age_s
 from pinyon.app.cli.terminal import print_json
 from pinyon.app.counted import counted
 from pinyon.app.errors import FolderInUseError, UsageError

@@ -12,7 +12,7 @@ from typing import Final
 import click
 import msgspec
 
-from pinyon.app.cli.ages import age_s
+from pinyon.app.ages import age_s
 from pinyon.app.cli.terminal import for_stdout, print_json, printable, tell
 from pinyon.app.errors import AppError, UsageError
 from pinyon.app.history import export
@@ -80,7 +80,7 @@ class _Whole(msgspec.Struct):
 
 
 @command.command()
-@click.argument("words", nargs=-1, required=True)
+@click.argument("words", nargs=-1)
 @click.option("--role", type=click.Choice([role.value for role in Role]), help="Only messages of this role.")
 @click.option("--model", metavar="NAME", help="Only answers of models with this name, or one that begins so.")
 @click.option("--since", metavar="AGE", help="Only messages of so long ago at most: 45m, 12h, 30d, 2w.")
@@ -89,7 +89,12 @@ class _Whole(msgspec.Struct):
 def search(
     words: tuple[str, ...], role: str | None, model: str | None, since: str | None, count: int, as_json: bool
 ) -> None:
-    """Find messages that hold all the words, the newest first. The last word may go on; quotes make a phrase."""
+    """Find messages that hold all the words, the newest first. The last word may go on; quotes make a phrase.
+
+    Without words, all messages of that role, model or age are found.
+    """
+    if not (words or role or model or since):
+        raise UsageError("nothing is searched for: give words, or --role, --model or --since")
     since_s = None if since is None else time.time() - age_s(since, "--since")
     with _history() as history:
         found = history.search(

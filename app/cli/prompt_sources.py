@@ -7,14 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pinyon.app.attachments import STDIN, Attachment, attached, fenced, joined
+from pinyon.app.attachments import STDIN, Attachment, attached, fenced, joined, left_out_of
 from pinyon.app.cli.terminal import tell
 from pinyon.app.errors import UsageError
-from pinyon.models.disk import printable
 
 GRACE_S: Final = 5.0
 """How long a pipe may stay silent beside a prompt: many programs leave one open that nobody ever writes to."""
-SHOWN_LEFT_OUT: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +54,7 @@ def argument_text(argument: str) -> str:
 def piped_text(grace_s: float | None) -> str:
     """Return all of the standard input; nothing where it was silent for `grace_s` (None: wait). Raises UsageError."""
     if grace_s is not None and not _has_begun(grace_s):
-        print(
-            f"pinyon: nothing came through the pipe within {grace_s:g} s, so it is left out; `-f -` waits for it",
-            file=sys.stderr,
-        )
+        tell(f"nothing came through the pipe within {grace_s:g} s, so it is left out; `-f -` waits for it")
         return ""
     data = sys.stdin.buffer.read()
     try:
@@ -83,10 +78,3 @@ def _attachments(source: str, *, urls: bool) -> tuple[Attachment, ...]:
     if found.left_out:
         tell(left_out_of(source, found.left_out))
     return found.attachments
-
-
-def left_out_of(source: str, left_out: Sequence[str]) -> str:
-    """Return the sentence about the files of a folder that are no text."""
-    more = len(left_out) - SHOWN_LEFT_OUT
-    shown = ", ".join(left_out[:SHOWN_LEFT_OUT]) + (f" and {more:,} more" if more > 0 else "")
-    return f"left out of {printable(source)}: {shown}"

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from pinyon.app.control_codes import OBEYED
+from pinyon.app.counted import counted
 from pinyon.app.history.records import Answered, Conversation, Message, Role, State
 
 _FENCE: Final = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
@@ -109,7 +110,8 @@ def _heading(message: Message) -> str:
 def _attached(message: Message) -> Iterator[tuple[str, str]]:
     """Yield what is attached: about it, and its text as far as that is known apart from the message's."""
     for each, text in zip(message.attached, message.attached_texts, strict=True):
-        yield f"{_one_line(each.name)} ({each.size_bytes:,} bytes, {each.tokens:,} tokens)", text
+        tokens = f", {counted(each.tokens, 'token')}" if each.tokens else ""
+        yield f"{_one_line(each.name)} ({counted(each.size_bytes, 'byte')}{tokens})", text
 
 
 def _remarks(message: Message) -> list[str]:

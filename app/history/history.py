@@ -114,9 +114,8 @@ class History:
                 Tree(self._find(conversation, is_fresh=True).messages.values()).message(parent)
             number = new_id(now := self._clock(), held.last_used)
             text, reasoning = _storable(text), _storable(reasoning)
-            message = Message(
-                number, conversation, parent, role, text, reasoning, state, now, None, (*attached,), used=number
-            )
+            named = tuple(replace(each, name=_storable(each.name)) for each in attached)
+            message = Message(number, conversation, parent, role, text, reasoning, state, now, None, named, used=number)
             held.put(message)
             self._touched(held, now)
             if state is State.STREAMING:
@@ -260,7 +259,7 @@ class History:
         Without words, all that the filters let through. `model` is how the name of the one that answered begins; `since` is in
         seconds since 1970. Raises HistoryFileError.
         """
-        wanted = Search(words, role, model, since or 0.0, limit)
+        wanted = Search(words, role, None if model is None else _storable(model), since or 0.0, limit)
         with self._lock:
             held = self._held.values()
             deleted = [each.record for each in held if "deleted_at" in each.columns]

@@ -29,6 +29,7 @@ class State(StrEnum):
 
 class Attached(msgspec.Struct, frozen=True):
     """What was attached to a message; `chars` of the message's text are its, 0 where an earlier version did not note it.
+    `tokens` are 0 where they were not counted.
 
     What is attached stands before all else in the text, in its order, each followed by an empty line.
     """

@@ -33,10 +33,6 @@ def rate(tokens_per_s: float | None) -> str:
     return f"{tokens_per_s:.1f} tok/s" if tokens_per_s < 100 else f"{tokens_per_s:,.0f} tok/s"
 
 
-def cost(number: int | None, size_bytes: int) -> str:
+def cost(tokens: int | None, size_bytes: int) -> str:
     """Return what a text costs in tokens; as long as they are not counted, its size."""
-    return size(size_bytes) if number is None else tokens(number)
-
-
-def tokens(number: int) -> str:
-    return counted(number, "token")
+    return size(size_bytes) if tokens is None else counted(tokens, "token")

@@ -2,19 +2,16 @@
 
 from collections.abc import Iterable
 
-from pinyon.app.tui.blocks import PlainCutter
 from pinyon.app.tui.folded_view import FoldedView
-from pinyon.app.tui.safe_text import safe_text
-from pinyon.app.tui.text_view import TextView
+from pinyon.app.tui.safe_text import one_line
 
 
 class AttachmentsView(FoldedView):
     """A line for each title. The text, which may be long, is only looked at once it is to be shown."""
 
     def __init__(self, titles: Iterable[str], text: str) -> None:
-        self.content = TextView(PlainCutter())
-        super().__init__(self.content)
-        self._titles = "\n  ".join(safe_text(title).replace("\n", " ") for title in titles)
+        super().__init__()
+        self._titles = "\n  ".join(map(one_line, titles))
         self._unread = text
 
     def summary(self) -> str:

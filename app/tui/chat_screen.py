@@ -31,7 +31,7 @@ from pinyon.app.tui.figures import footer
 from pinyon.app.tui.live_gauges import LiveGauges
 from pinyon.app.tui.path_picker import PathPicker
 from pinyon.app.tui.prompt import Prompt
-from pinyon.app.tui.safe_text import safe_text
+from pinyon.app.tui.safe_text import one_line, safe_text
 from pinyon.app.tui.screen_actions import ScreenActions
 from pinyon.app.tui.shown import Shown
 from pinyon.app.tui.sidebar import Sidebar
@@ -160,7 +160,7 @@ class ChatScreen(Screen[None]):
         self.query_one(Sidebar).look(None if current is None else current.id)
         model = self.dialogue.model
         self.query_one(Chips).count_with(None if model is None else model.count)
-        self.query_one("#title", Static).update(Content(_one_line(reports.title(self.dialogue))))
+        self.query_one("#title", Static).update(Content(one_line(reports.title(self.dialogue))))
         self._show_status()
 
     def broke(self, error: Exception) -> None:
@@ -376,8 +376,4 @@ class ChatScreen(Screen[None]):
         lines += reports.status(self.dialogue)
         status = self.query_one("#status", Static)
         status.display = bool(lines)
-        status.update(Content("\n".join(map(_one_line, lines))))
-
-
-def _one_line(text: str) -> str:
-    return safe_text(text).replace("\n", " ")
+        status.update(Content("\n".join(map(one_line, lines))))

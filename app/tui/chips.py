@@ -13,10 +13,11 @@ from textual.content import Content
 from textual.message import Message
 from textual.widgets import Static
 
+from pinyon.app.counted import counted
 from pinyon.app.errors import AppError
 from pinyon.app.tui import amounts
 from pinyon.app.tui.draft import Piece
-from pinyon.app.tui.safe_text import safe_text
+from pinyon.app.tui.safe_text import one_line, safe_text
 from pinyon.engine.errors import EngineError
 
 LARGE_CHARS: Final = 2000
@@ -55,7 +56,7 @@ class Chip(Static, can_focus=True):
 
     def show(self) -> None:
         """Paint label and cost."""
-        label = safe_text(self.piece.label).replace("\n", " ")
+        label = one_line(self.piece.label)
         if len(label) > _LABEL_CHARS:  # the end of a path says more than its beginning
             label = f"…{label[1 - _LABEL_CHARS :]}"
         cost = amounts.cost(self.piece.tokens, self.piece.size_bytes)
@@ -106,8 +107,8 @@ class Chips(HorizontalScroll):
     @property
     def tokens(self) -> int | None:
         """What all of it costs together; None while a part is not counted."""
-        counted = [piece.tokens for piece in self.pieces if piece.tokens is not None]
-        return sum(counted) if len(counted) == len(self._chips) else None
+        known = [piece.tokens for piece in self.pieces if piece.tokens is not None]
+        return sum(known) if len(known) == len(self._chips) else None
 
     async def attach(self, source: str) -> None:
         """Read a file, a folder or a URL and add it. Raises UsageError that says why it cannot be."""
@@ -169,4 +170,4 @@ class Chips(HorizontalScroll):
     def _show(self) -> None:
         self.set_class(bool(self._chips), "-some")
         several = len(self._chips) > 1 and self.tokens is not None
-        self._sum.update(Content(f"{amounts.tokens(self.tokens or 0)} together") if several else Content(""))
+        self._sum.update(Content(f"{counted(self.tokens or 0, 'token')} together") if several else Content(""))

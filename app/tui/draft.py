@@ -1,9 +1,11 @@
 """What the user is about to say: words of his own, and what goes along with them. Knows no widget."""
 
+import os.path
 from dataclasses import dataclass
 
 from pinyon.app.attachments import Attachment, attached, fenced, joined
 from pinyon.app.conversing import title_of
+from pinyon.app.counted import counted
 from pinyon.app.history.records import Attached, Message
 
 
@@ -23,18 +25,17 @@ class Piece:
     @classmethod
     def of_paste(cls, pasted: str) -> "Piece":
         text = pasted.replace("\r\n", "\n").replace("\r", "\n")
-        lines = len(text.splitlines())
-        label = "pasted, 1 line" if lines == 1 else f"pasted, {lines:,} lines"
+        label = f"pasted, {counted(len(text.splitlines()), 'line')}"
         size_bytes = len(text.encode("utf-8", "replace"))
         return cls(label, fenced(Attachment("pasted text", text, size_bytes)), size_bytes)
 
     @classmethod
     def of_source(cls, source: str, *, urls: bool) -> "Piece":
-        """Read a file, a folder or a URL. Raises UsageError."""
-        found = attached(source, urls=urls)
+        """Read a file, a folder, `~` for the user's own, or a URL. Raises UsageError."""
+        found = attached(os.path.expanduser(source), urls=urls)  # noqa: PTH111  a Path would spoil a URL
         files = len(found.attachments)
-        label = source if files == 1 and not found.left_out else f"{source}, {files} file{'s' * (files > 1)}"
-        left_out = f", {len(found.left_out)} left out" if found.left_out else ""
+        label = source if files == 1 and not found.left_out else f"{source}, {counted(files, 'file')}"
+        left_out = f", {len(found.left_out):,} left out" if found.left_out else ""
         return cls(
             label + left_out,
             joined(map(fenced, found.attachments)),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from pinyon.app.counted import counted
 from pinyon.app.tui import amounts
 from pinyon.engine.cache_report import CacheReport
 from pinyon.engine.events import (
@@ -136,7 +137,7 @@ def footer(figures: Figures) -> str:
         amounts.rate(figures.tokens_per_s),
         f"TTFT {amounts.seconds(figures.ttft_s)}",
         f"cached {cached(figures)}",
-        amounts.tokens(figures.completion_tokens),
+        counted(figures.completion_tokens, "token"),
     )
     return " · ".join(parts)
 

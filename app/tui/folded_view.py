@@ -8,12 +8,13 @@ from textual.content import Content
 from textual.reactive import var
 from textual.widgets import Static
 
+from pinyon.app.tui.blocks import PlainCutter
 from pinyon.app.tui.safe_text import safe_text
 from pinyon.app.tui.text_view import TextView
 
 
 class FoldedView(Vertical):
-    """The line, and below it while `expanded` the text. A click opens and closes it."""
+    """The line, and below it while `expanded` the text, which is `content`. A click opens and closes it."""
 
     DEFAULT_CSS = """
     FoldedView {
@@ -35,15 +36,15 @@ class FoldedView(Vertical):
 
     expanded = var(default=False, init=False)
 
-    def __init__(self, text: TextView) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        self.content = TextView(PlainCutter())
         self._line = Static(markup=False)
-        self._text = text
 
     def compose(self) -> ComposeResult:
         self.refresh_line()
         yield self._line
-        yield self._text
+        yield self.content
 
     @abstractmethod
     def summary(self) -> str:

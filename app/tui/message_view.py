@@ -14,7 +14,7 @@ from pinyon.app.tui.attachments_view import AttachmentsView
 from pinyon.app.tui.blocks import MarkdownCutter, PlainCutter
 from pinyon.app.tui.growing_text import Place
 from pinyon.app.tui.reasoning_view import ReasoningView
-from pinyon.app.tui.safe_text import safe_text
+from pinyon.app.tui.safe_text import one_line, safe_text
 from pinyon.app.tui.shown import MessageAction, Shown, actions_of
 from pinyon.app.tui.text_view import TextView
 
@@ -85,7 +85,7 @@ class MessageView(Vertical):
         if self.attachments is not None:
             yield self.attachments
         elif self.shown.attachments:
-            titles = "\n".join(safe_text(title).replace("\n", " ") for title in self.shown.attachments)
+            titles = "\n".join(map(one_line, self.shown.attachments))
             yield Static(Content(titles), classes="attachments")
         if self.reasoning is not None:
             yield self.reasoning
@@ -105,10 +105,9 @@ class MessageView(Vertical):
     def texts(self) -> Iterator[TextView]:
         """The texts that are on show."""
         yield self.body
-        if self.reasoning is not None and self.reasoning.expanded:
-            yield self.reasoning.thoughts
-        if self.attachments is not None and self.attachments.expanded:
-            yield self.attachments.content
+        for folded in (self.reasoning, self.attachments):
+            if folded is not None and folded.expanded:
+                yield folded.content
 
     def place_at(self, row: int) -> Place | int:
         """Return what stands in a row: a place in the text, or above it the row itself."""
@@ -133,7 +132,7 @@ class MessageView(Vertical):
 
     def finish(self, shown: Shown) -> bool:
         """Show the message as it is in the end. False: it is not the one that was streamed, and needs a new view."""
-        thought = self.reasoning.thoughts.text if self.reasoning is not None else ""
+        thought = self.reasoning.content.text if self.reasoning is not None else ""
         if safe_text(shown.text) != self.body.text or safe_text(shown.reasoning) != thought:
             return False
         if self.shown.state is State.STREAMING and shown.state is not State.STREAMING:

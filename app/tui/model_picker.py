@@ -17,7 +17,7 @@ from textual.widgets import Button, DataTable, ProgressBar, Static
 from pinyon.app.errors import AppError
 from pinyon.app.tui import amounts
 from pinyon.app.tui.model_rows import ModelRow
-from pinyon.app.tui.safe_text import safe_text
+from pinyon.app.tui.safe_text import one_line, safe_text
 from pinyon.engine.errors import EngineError
 from pinyon.models.errors import ModelError
 
@@ -197,4 +197,4 @@ def _cells(row: ModelRow, is_current: bool, with_memory: bool) -> tuple[Text, ..
         *((row.memory,) if with_memory else ()),
     )
     style = "" if row.is_here else "dim"
-    return tuple(Text(safe_text(text).replace("\n", " "), style) for text in (row.name, place, *numbers))
+    return tuple(Text(one_line(text), style) for text in (row.name, place, *numbers))

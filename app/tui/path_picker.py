@@ -12,7 +12,7 @@ from textual.message import Message
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from pinyon.app.tui.safe_text import safe_text
+from pinyon.app.tui.safe_text import one_line
 
 SHOWN: Final = 50
 _MENTION: Final = re.compile(r"(?:^|(?<=\s))@(\S*)$")
@@ -122,7 +122,7 @@ class PathPicker(OptionList, can_focus=False):
 
     def _show(self, found: Choices) -> None:
         self._choices = found
-        options = [Option(Content(safe_text(choice.path).replace("\n", " "))) for choice in found.shown]
+        options = [Option(Content(one_line(choice.path))) for choice in found.shown]
         if found.more:
             options.append(Option(Content(f"and {found.more:,} more: type on"), disabled=True))
         self.set_options(options)

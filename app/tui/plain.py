@@ -4,21 +4,19 @@ import asyncio
 import contextlib
 import signal
 import sys
-from pathlib import Path
+from dataclasses import replace
 from typing import Final
 
-from pinyon.app.attachments import attached, fenced
+from pinyon.app.attachments import left_out_of
 from pinyon.app.backend import Backend
 from pinyon.app.cli.failures import ExitCode, exit_code
-from pinyon.app.cli.prompt_sources import left_out_of
 from pinyon.app.cli.terminal import for_stdout, printable
 from pinyon.app.conversing import Choices
-from pinyon.app.counted import counted
 from pinyon.app.errors import GenerationFailedError, UsageError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Message, Role, State
 from pinyon.app.settings import Folders, Settings
-from pinyon.app.tui import commands
+from pinyon.app.tui import amounts, commands
 from pinyon.app.tui.actions import Actions
 from pinyon.app.tui.dialogue import Dialogue
 from pinyon.app.tui.draft import Draft, Piece
@@ -74,16 +72,14 @@ class PlainChat:
         return ExitCode.OK if sys.stdin.isatty() else self._failure
 
     async def attach(self, path: str) -> None:
-        """Send a file along with the next message. Raises UsageError, and where its tokens cannot be counted EngineError."""
-        found = await asyncio.to_thread(lambda: attached(str(Path(path).expanduser()), urls=self.settings.urls))
-        if found.left_out:
-            self.told(left_out_of(path, found.left_out))
-        model = self.dialogue.model
-        for attachment in found.attachments:
-            text = fenced(attachment)
-            tokens = 0 if model is None else await model.count(text)
-            self._attached.append(Piece(attachment.name, text, attachment.size_bytes, tokens))
-            self.told(f"{attachment.name} ({counted(tokens, 'token')}) goes along with the next message")
+        """Send a file, a folder or a URL along with the next message. Raises UsageError, and where its tokens cannot be counted EngineError."""
+        piece = await asyncio.to_thread(Piece.of_source, path, urls=self.settings.urls)
+        if piece.left_out:
+            self.told(left_out_of(path, piece.left_out))
+        if (model := self.dialogue.model) is not None:
+            piece = replace(piece, tokens=await model.count(piece.text))
+        self._attached.append(piece)
+        self.told(f"{piece.label} ({amounts.cost(piece.tokens, piece.size_bytes)}) goes along with the next message")
 
     # The dialogue's audience
 

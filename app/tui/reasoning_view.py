@@ -4,10 +4,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pinyon.app.tui import amounts
-from pinyon.app.tui.blocks import PlainCutter
+from pinyon.app.counted import counted
 from pinyon.app.tui.folded_view import FoldedView
-from pinyon.app.tui.text_view import TextView
 
 if TYPE_CHECKING:
     from textual.timer import Timer
@@ -25,17 +23,16 @@ class ReasoningView(FoldedView):
         running: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.thoughts = TextView(PlainCutter())
-        super().__init__(self.thoughts)
+        super().__init__()
         self._clock = clock
         self._started = clock() - seconds
         self._seconds = seconds
         self._tokens = tokens
         self._thinking = running
         self._timer: Timer | None = None
-        self.thoughts.feed(reasoning)
+        self.content.feed(reasoning)
         if not running:
-            self.thoughts.close()
+            self.content.close()
 
     def on_mount(self) -> None:
         if self._thinking:
@@ -43,7 +40,7 @@ class ReasoningView(FoldedView):
 
     def feed(self, reasoning: str, tokens: int) -> None:
         self._tokens += tokens
-        self.thoughts.feed(reasoning)
+        self.content.feed(reasoning)
         self.refresh_line()
 
     def close(self, seconds: float = 0.0, tokens: int = 0) -> None:
@@ -51,7 +48,7 @@ class ReasoningView(FoldedView):
         if self._thinking:
             self._seconds = self._clock() - self._started
             self._thinking = False
-            self.thoughts.close()
+            self.content.close()
         self._seconds, self._tokens = seconds or self._seconds, tokens or self._tokens
         if self._timer is not None:
             self._timer.stop()
@@ -61,5 +58,5 @@ class ReasoningView(FoldedView):
         seconds = self._clock() - self._started if self._thinking else self._seconds
         figures = [f"{seconds:.0f} s"] if seconds else []
         if self._tokens:
-            figures.append(amounts.tokens(self._tokens))
+            figures.append(counted(self._tokens, "token"))
         return f"{'thinking' if self._thinking else 'thought'} {', '.join(figures)}".rstrip()

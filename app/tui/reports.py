@@ -66,9 +66,9 @@ def params_report(choices: Choices) -> str:
 
 def edit_cost(cost: EditCost) -> str:
     """Return in a line what an edit costs."""
-    lost = f"{amounts.tokens(cost.lost_tokens)} of the cache become useless"
-    rest = cost.prompt_tokens - cost.cached_tokens
-    return f"{lost}, {amounts.tokens(rest)} are computed again ({amounts.seconds(cost.compute_s)})"
+    lost = counted(cost.lost_tokens, "token")
+    rest = counted(cost.prompt_tokens - cost.cached_tokens, "token")
+    return f"makes {lost} of the cache useless, computes {rest} again ({amounts.seconds(cost.compute_s)})"
 
 
 def as_curl(path: Sequence[Message], choices: Choices, model: str, url: str) -> str:

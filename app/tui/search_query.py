@@ -1,14 +1,16 @@
 """What is searched for, as one types it: words, and filters among them."""
 
+import contextlib
 import re
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from pinyon.app.ages import age_s
+from pinyon.app.errors import UsageError
 from pinyon.app.history.records import Role
 
 _FILTER: Final = re.compile(r"(?<!\S)(role|model|since):(\S+)", re.IGNORECASE)
-_SPAN_S: Final = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 
 class Query(NamedTuple):
@@ -31,11 +33,17 @@ def query_of(text: str, clock: Callable[[], float] = time.time) -> Query:
             model = value
         elif name == "role" and value.lower() in set(Role):
             role = Role(value.lower())
-        elif name == "since" and (span := re.fullmatch(r"(\d{1,6})([hdw])", value.lower())):
-            since = clock() - int(span[1]) * _SPAN_S[span[2]]
+        elif name == "since" and (age := _age_s(value.lower())) is not None:
+            since = clock() - age
         else:
             return match[0]
         return ""
 
     words = " ".join(_FILTER.sub(filtered, text).split())
     return Query(words, role, model, since)
+
+
+def _age_s(text: str) -> float | None:
+    with contextlib.suppress(UsageError):
+        return age_s(text, "since")
+    return None

@@ -14,7 +14,7 @@ from textual.widgets.option_list import Option
 from pinyon.app.history.errors import HistoryFileError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Found
-from pinyon.app.tui.safe_text import safe_text
+from pinyon.app.tui.safe_text import one_line, safe_text
 from pinyon.app.tui.search_query import query_of
 
 PAUSE_S: Final = 0.1
@@ -83,13 +83,9 @@ class SearchScreen(ModalScreen[Found | None]):
 
 def _lines(found: Found) -> Content:
     """A hit: its conversation's title, then its snippet with the matches marked."""
-    snippet = Content(_one_line(found.snippet))  # as long as the text that the ranges are about
+    snippet = Content(one_line(found.snippet))  # as long as the text that the ranges are about
     for start, end in found.matches:
         snippet = snippet.stylize("bold underline", start, end)
     when = time.strftime("%Y-%m-%d", time.localtime(found.conversation.updated_at))
-    head = Content.assemble((_one_line(found.conversation.title), "bold"), f"  {found.role}, {when}")
+    head = Content.assemble((one_line(found.conversation.title), "bold"), f"  {found.role}, {when}")
     return Content("\n").join([head, snippet])
-
-
-def _one_line(text: str) -> str:
-    return safe_text(text).replace("\n", " ").replace("\t", " ")

@@ -10,7 +10,7 @@ from textual.widgets.option_list import Option
 
 from pinyon.app.history.errors import HistoryFileError
 from pinyon.app.history.history import History
-from pinyon.app.tui.safe_text import safe_text
+from pinyon.app.tui.safe_text import one_line
 
 PAGE: Final = 200
 """How many are read at a time."""
@@ -58,6 +58,9 @@ class Sidebar(OptionList):
         if not self.has_focus:
             self._mark(current)
 
+    def on_show(self) -> None:
+        self._read(max(PAGE, len(self._shown)))  # other processes have conversations, too
+
     def watch_scroll_y(self, old: float, new: float) -> None:
         super().watch_scroll_y(old, new)
         if self._has_older and new + 2 * self.size.height > self.max_scroll_y:
@@ -97,4 +100,4 @@ class Sidebar(OptionList):
 
 
 def _option(id: str, title: str) -> Option:  # noqa: A002
-    return Option(Content(safe_text(title).replace("\n", " ") or "untitled"), id)
+    return Option(Content(one_line(title) or "untitled"), id)

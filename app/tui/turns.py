@@ -161,7 +161,8 @@ class Turns(ABC):
             self._working.cancel()
             await asyncio.wait((self._working,))
         for turn in waiting:
-            self._write_down(turn)
+            with contextlib.suppress(NoConversationError):  # deleted meanwhile
+                self._write_down(turn)
 
     def choose(self, options: NamedOptions | None) -> None:
         """Draw tokens so from the next answer on, all else as before; None gives every choice back to the model."""

@@ -141,8 +141,21 @@ def test_a_failure_costs_its_own_line_only_and_can_be_tried_again(batch, capsys)
     lines = [{"prompt": "b"}]
     with_failure = ChatModel(fails_at_b)
     assert batch(*lines, model=with_failure, code=ExitCode.FAILED) == {}
-    assert capsys.readouterr().err == "pinyon: 1: gone\u241b\npinyon: 0 of 1 answered, 1 failed\n"
+    assert capsys.readouterr().err == "pinyon: 1: gone\\x1b\npinyon: 0 of 1 answered, 1 failed\n"
     assert batch(*lines, {"prompt": "a"}) == {1: "bbb", 2: "aaa"}
+
+
+def test_where_nobody_reads_of_failures_the_batch_goes_on(batch, monkeypatch):
+    class Closed:
+        def write(self, _text):
+            raise BrokenPipeError
+
+        def isatty(self):
+            return False
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    lines = [{"prompt": "a" * 100}, {"prompt": "b"}]
+    assert batch(*lines, model=ChatModel(echo, cells=64), code=ExitCode.FAILED) == {2: "bbb"}
 
 
 def test_a_prompt_that_does_not_fit_is_told(batch, capsys):

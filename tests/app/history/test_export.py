@@ -177,15 +177,15 @@ def test_html_needs_nothing_from_elsewhere():
 WITH_FILES = msgspec.structs.replace(
     ASKED,
     text="a<b>.py\n```py\nx\n```\n\nb.md\n```\ny\n```\n\nWhy?",
-    attached=(Attached("a<b>.py", 1, 2, 19), Attached("b.md", 3, 4, 14)),
+    attached=(Attached("a<b>.py", 1, 2, 19), Attached("b.md", 3, 0, 14)),
 )
 
 
 def test_markdown_has_each_attachment_below_its_name():
     assert export.markdown(CONVERSATION, [WITH_FILES]).split("\n\n")[2:] == [
-        "- attached: a<b>.py (1 bytes, 2 tokens)",
+        "- attached: a<b>.py (1 byte, 2 tokens)",
         "a<b>.py\n```py\nx\n```",
-        "- attached: b.md (3 bytes, 4 tokens)",
+        "- attached: b.md (3 bytes)",
         "b.md\n```\ny\n```",
         "Why?\n",
     ]
@@ -193,7 +193,7 @@ def test_markdown_has_each_attachment_below_its_name():
 
 def test_html_folds_what_is_attached():
     document = Document(export.html(CONVERSATION, [WITH_FILES]))
-    assert document.texts["summary"] == ["attached: a<b>.py (1 bytes, 2 tokens)", "attached: b.md (3 bytes, 4 tokens)"]
+    assert document.texts["summary"] == ["attached: a<b>.py (1 byte, 2 tokens)", "attached: b.md (3 bytes)"]
     assert document.texts["pre"] == ["a<b>.py\n```py\nx\n```", "b.md\n```\ny\n```", "Why?"]
 
 

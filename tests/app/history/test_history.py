@@ -164,6 +164,17 @@ def test_what_is_not_there_is_an_error(history):
             ask()
 
 
+def test_names_that_are_no_unicode_do_not_keep_the_history_from_being_saved(history):
+    conversation = history.start(title="a\udcff", model="m\udcff")
+    attached = (Attached("b\udcff.txt", 3, 1, 5),)
+    history.add(conversation.id, None, Role.USER, "b\udcff.txt\n\nWhat?", attached=attached)
+    history.flush()
+    assert history.why_not_saved == ""
+    (message,) = history.tree(conversation.id).path()
+    assert message.attached == (Attached("b?.txt", 3, 1, 5),)
+    assert history.search("", model="\udcff") == []
+
+
 def test_a_search_is_narrowed(history, clock):
     first, _ = told(history, "a word", "the word")
     clock.now += DAY_S

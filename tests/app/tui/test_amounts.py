@@ -31,6 +31,6 @@ def test_rate(speed: float | None, text: str) -> None:
     assert amounts.rate(speed) == text
 
 
-@pytest.mark.parametrize(("number", "text"), [(0, "0 tokens"), (1, "1 token"), (1240, "1,240 tokens")])
-def test_tokens(number: int, text: str) -> None:
-    assert amounts.tokens(number) == text
+@pytest.mark.parametrize(("tokens", "text"), [(None, "12 kB"), (0, "0 tokens"), (1, "1 token"), (1240, "1,240 tokens")])
+def test_cost(tokens: int | None, text: str) -> None:
+    assert amounts.cost(tokens, 12_000) == text

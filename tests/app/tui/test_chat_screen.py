@@ -272,7 +272,7 @@ async def test_an_edit_tells_its_cost_and_makes_a_branch(chat):
     await chat.types("/edit")
     await chat.until(lambda: chat.screen.prompt.text == "one")
     chat.screen.prompt.put("uno")
-    await chat.until(lambda: "computed again" in chat.status)
+    await chat.until(lambda: "of the cache useless" in chat.status)
     await chat.pilot.press("enter")
     await chat.settled()
     assert chat.texts == ["uno", "Aye."]
@@ -940,7 +940,7 @@ async def test_a_model_that_thinks_is_watched_thinking_and_its_thoughts_stay_out
         chat.model.unpaused.clear()
         await chat.types("why?")
         await chat.until(lambda: chat.model.engine.busy)
-        while thinking() is None or "seeds" not in thinking().thoughts.text:
+        while thinking() is None or "seeds" not in thinking().content.text:
             chat.model.step()
             await chat.screen.transcript.settled()
             await chat.pilot.pause()
@@ -950,8 +950,8 @@ async def test_a_model_that_thinks_is_watched_thinking_and_its_thoughts_stay_out
         assert 0 < thinking()._tokens <= len("<think>") + len(thoughts)
         await chat.pilot.press("ctrl+r")  # while it runs
         assert line() == f"▾ thinking 12 s, {thinking()._tokens} tokens"
-        assert thinking().thoughts.display
-        assert thoughts.startswith(thinking().thoughts.text)
+        assert thinking().content.display
+        assert thoughts.startswith(thinking().content.text)
         chat.model.unpaused.set()
         await chat.settled()
         answer = chat.dialogue.path[-1]

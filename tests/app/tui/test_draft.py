@@ -2,6 +2,7 @@
 
 import pytest
 
+from pinyon.app.errors import UsageError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Attached, Role
 from pinyon.app.tui.draft import Draft, Piece
@@ -50,6 +51,15 @@ def test_a_message_of_an_earlier_version_is_all_words():
 def test_a_paste_has_the_line_ends_of_files():
     pasted = Piece.of_paste("a\rb\r\nc\n")
     assert pasted == Piece("pasted, 3 lines", "pasted text\n```\na\nb\nc\n```", 6)
+
+
+def test_a_source_is_a_path_as_people_write_it_or_a_url(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("a")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    piece = Piece.of_source("~/a.txt", urls=False)
+    assert (piece.label, piece.text) == ("~/a.txt", f"{tmp_path}/a.txt\n```text\na\n```")
+    with pytest.raises(UsageError, match="https://pinyon/a is not fetched"):
+        Piece.of_source("https://pinyon/a", urls=False)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,16 @@ def test_set_it_shows_the_same_however_it_came(document: str, cuts: list[int]) -
     assert list(whole.unset(0)) == []
 
 
+def test_where_there_is_hardly_any_room_rows_are_cut_off_and_none_is_lost() -> None:
+    for width in (1, 2, 3):
+        text = GrowingText(MarkdownCutter())
+        text.set_width(width)
+        for piece in ("Look\u6f22:\n\n", "```py\n", "x = 1\n", "```\n", "so"):
+            text.feed(piece)
+        assert rows(text) == ["Look\u6f22:", "", " x = 1", "so"]
+        assert [row for row in range(len(text)) if text.is_code(row)] == [2]
+
+
 def test_rows_for_another_width_are_not_taken() -> None:
     text = GrowingText(MarkdownCutter())
     text.feed("**prose**\n\n")

@@ -123,6 +123,21 @@ async def test_a_file_goes_along(talk, tmp_path):
     assert [(each.size_bytes, each.tokens) for each in message.attached] == [(9, len(fence))]
 
 
+async def test_what_nobody_can_count_yet_goes_along_with_its_size(talk, tmp_path):
+    (tmp_path / "notes.txt").write_text("the notes")
+    _, err = await talk(f"/attach {tmp_path}/notes.txt", load_errors=[ModelLoadError("damaged")])
+    assert err.endswith("notes.txt (9 B) goes along with the next message\n")
+
+
+async def test_a_folder_goes_along_as_one(talk, tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "b.txt").write_text("b")
+    with contextlib.closing(History.in_memory()) as history:
+        await talk(f"/attach {tmp_path}", "", history=history)
+        (message, _) = history.tree(history.latest().id).path()
+    assert [each.name for each in message.attached] == [f"{tmp_path}, 2 files"]
+
+
 async def test_what_of_a_folder_is_no_text_is_told(talk, tmp_path):
     (tmp_path / "notes.txt").write_text("the notes")
     (tmp_path / "a.png").write_bytes(b"\x89PNG")

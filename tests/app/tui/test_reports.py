@@ -91,7 +91,7 @@ def test_what_was_chosen_is_told():
 
 def test_what_an_edit_costs():
     told = edit_cost(EditCost(prompt_tokens=1200, cached_tokens=200, lost_tokens=800, compute_s=2.0))
-    assert told == "800 tokens of the cache become useless, 1,000 tokens are computed again (2.00 s)"
+    assert told == "makes 800 tokens of the cache useless, computes 1,000 tokens again (2.00 s)"
 
 
 def run_in_shell(command, name):

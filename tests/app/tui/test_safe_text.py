@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.app.tui.safe_text import safe_text
+from pinyon.app.tui.safe_text import one_line, safe_text
 
 FORBIDDEN = {chr(code) for code in (*range(9), *range(0x0B, 0x20), *range(0x7F, 0xA0))} | set(
     "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029"
@@ -59,3 +59,7 @@ def test_other_text_is_left_alone(text: str) -> None:
 )
 def test_scripts_and_emoji_stay(text: str) -> None:
     assert safe_text(text) == text
+
+
+def test_one_line_is_as_long_as_the_text() -> None:
+    assert one_line("a\nb\tc\u2028d\x1b") == "a b c d"

@@ -11,6 +11,7 @@ from pinyon.app.tui.search_query import Query, query_of
         ("role:user jay", Query("jay", role=Role.USER)),
         ("jay MODEL:qwen2.5-coder:0.5b", Query("jay", model="qwen2.5-coder:0.5b")),
         ("since:2d jay", Query("jay", since=1_000_000 - 2 * 86_400)),
+        ("since:45M", Query("", since=1_000_000 - 45 * 60)),
         ("role:bird since:soon", Query("role:bird since:soon")),
         ("parole:user", Query("parole:user")),
         ("", Query("")),

@@ -108,6 +108,23 @@ async def test_who_goes_through_the_list_stays_at_his_conversation() -> None:
         assert app.marked == "talk 1"
 
 
+async def test_where_it_is_shown_again_it_has_what_other_processes_have_added(tmp_path) -> None:
+    app = Screen(0)
+    with History(tmp_path / "history.db") as history, History(tmp_path / "history.db") as of_another:
+        app.sidebar = Sidebar(history)
+        history.start(title="mine", model="")
+        history.flush()
+        async with app.run_test() as pilot:
+            app.sidebar.look(None)
+            of_another.start(title="from elsewhere", model="")
+            of_another.flush()
+            app.sidebar.display = False
+            await pilot.pause()
+            app.sidebar.display = True
+            await pilot.pause()
+            assert app.titles == ["from elsewhere", "mine"]
+
+
 async def test_what_cannot_be_read_now_stays_as_it_was() -> None:
     app = Screen(2)
     async with app.run_test():

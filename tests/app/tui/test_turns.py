@@ -96,6 +96,18 @@ async def test_closing_while_the_model_loads(make_talk):
     assert talk.texts == ["one"]
 
 
+async def test_closing_keeps_what_waits_also_beside_a_conversation_that_was_deleted_elsewhere(make_talk):
+    talk = make_talk()
+    talk.backend.ready.clear()
+    talk.dialogue.say(Draft("one"))
+    talk.history.delete(talk.dialogue.conversation.id)
+    await talk.dialogue.open(None)
+    talk.dialogue.say(Draft("two"))
+    kept = talk.dialogue.conversation.id
+    await talk.dialogue.close()
+    assert [message.text for message in talk.history.tree(kept).path()] == ["two"]
+
+
 async def test_no_model_is_asked_for_and_what_was_said_waits(make_talk):
     talk = make_talk("Aye.", ModelNotFoundError("no model is here yet"))
     await talk.says("one")
