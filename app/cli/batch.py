@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 AT_ONCE: Final = 8
 """Answers computed together: more share the same memory and gain little."""
 _LOST: Final = {FailureKind.ENGINE_CRASH, FailureKind.LOAD_FAILED}
+_LOST_WITH: Final = (GenerationFailedError, BusyError, ServerError)
 """Failures that say nothing about the line that met them."""
 
 
@@ -161,15 +162,18 @@ def _is_there(question: Question, model: str, before: dict[str | int, Answered])
 
 
 class _Answering:
-    """Has questions answered, some at once. Where the model is lost it is loaded again, and the question asked again."""
+    """Has questions answered, some at once. Where the model is lost it is loaded again, and those that it was lost with are asked
+    again one by one: so it is known whose fault that is.
+    """
 
     def __init__(self, batch: Batch, backend: "Backend", model: "Model", tally: Tally) -> None:
         self._batch = batch
         self._backend = backend
         self._model = model
         self._tally = tally
-        self._loading = asyncio.Lock()
+        self._one_alone = asyncio.Lock()
         self._loads = 1
+        self._was_lost_alone = False
         self._asked: set[str] = set()
 
     async def write(self, questions: Sequence[Question], file: BinaryIO, on_count: Callable[[int], None]) -> None:
@@ -211,30 +215,47 @@ class _Answering:
             _NoAnswerError: this line has no answer.
             AppError, EngineError, ModelError: no line has one any more.
         """
-        loads = self._loads
+        async with self._one_alone:
+            loads = self._loads
         self._asked.add(question.ask.id)
         try:
             return await _answer(self._model, question)
-        except (GenerationFailedError, BusyError, ServerError) as error:
-            if self._tally.goes_on:
-                await self._load_again(loads, error)
-            return await _answer(self._model, question) if self._tally.goes_on else None
+        except _LOST_WITH as error:
+            return await self._answer_alone(question, loads, error)
         finally:
             self._asked.remove(question.ask.id)
 
-    async def _load_again(self, loads: int, error: AppError) -> None:
-        """Load the model that was lost after so many loads, unless that was done since. Raises as `_answer`."""
-        async with self._loading:
-            if self._loads > loads or not self._tally.goes_on:
-                return
-            tell(f"{error}; the model is loaded again")
-            lost = self._model.name
-            name = self._batch.model or model_before(Store(self._batch.folders.models), lost)
-            model = await self._backend.load(name, self._batch.context)
-            if model.name != lost:
-                raise ServerError(f"{lost}, which answered so far, is not here any more by that name; {model.name} is")
-            self._model = model
-            self._loads += 1
+    async def _answer_alone(self, question: Question, loads: int, error: AppError) -> bytes | None:
+        """Answer a question with which the model was lost after so many loads, while no other one is asked. Raises as `_answer`.
+
+        If it is lost again this line has no answer; if that happens with two lines in a row, none has.
+        """
+        async with self._one_alone:
+            if self._loads == loads and self._tally.goes_on:
+                await self._load_again(error)
+            if not self._tally.goes_on:
+                return None
+            try:
+                line = await _answer(self._model, question)
+            except _LOST_WITH as again:
+                if self._was_lost_alone:
+                    raise
+                self._was_lost_alone = True
+                await self._load_again(again)
+                raise _NoAnswerError(f"the model was lost with it twice: {again}") from again
+            self._was_lost_alone = False
+            return line
+
+    async def _load_again(self, error: AppError) -> None:
+        """Load the model that was lost. Raises AppError, EngineError, ModelError."""
+        tell(f"{error}; the model is loaded again")
+        lost = self._model.name
+        name = self._batch.model or model_before(Store(self._batch.folders.models), lost)
+        model = await self._backend.load(name, self._batch.context)
+        if model.name != lost:
+            raise ServerError(f"{lost}, which answered so far, is not here any more by that name; {model.name} is")
+        self._model = model
+        self._loads += 1
 
 
 class _NoAnswerError(Exception):

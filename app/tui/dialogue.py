@@ -68,6 +68,15 @@ class Dialogue(Turns):
         """Have a message answered, after what waits already."""
         self._put(Turn(self._begun(draft).id, draft=draft, follows=True))
 
+    def take_back(self) -> Draft | None:
+        """Return what would be said last here, which then is not; None where nothing waits. Edits are left alone."""
+        for turn in reversed(self._turns):
+            if turn.draft is not None and turn.follows and self._is_open(turn.conversation):
+                self._turns.remove(turn)
+                self._audience.changed()
+                return turn.draft
+        return None
+
     async def instruct(self, text: str) -> None:
         """Set what the model is told before everything else; empty for nothing of one's own."""
         self._system = text

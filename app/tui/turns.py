@@ -125,15 +125,6 @@ class Turns(ABC):
         """Write on where an answer was cut off, beside it."""
         self._put(Turn(answer.conversation, answer.parent, begun=answer))
 
-    def take_back(self) -> Draft | None:
-        """Return what would be said last, which then is not; None where nothing waits."""
-        for turn in reversed(self._turns):
-            if turn.draft is not None:
-                self._turns.remove(turn)
-                self._audience.changed()
-                return turn.draft
-        return None
-
     async def stop(self) -> None:
         """Stop the answer, or the loading before it. What is written stays; what waits has its turn."""
         if self._asked is not None:

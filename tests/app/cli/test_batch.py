@@ -217,12 +217,47 @@ def test_lines_that_lose_the_model_together_load_it_once(batch, capsys):
     assert capsys.readouterr().err.count("loaded again") == 1
 
 
-def test_a_line_that_loses_the_model_twice_ends_the_batch_and_the_next_one_goes_on(batch, here, capsys, one_at_a_time):
+class PoisonedModel(MortalModel):
+    """Its process dies of these letters, and with it all that is asked meanwhile."""
+
+    def __init__(self, *letters):
+        super().__init__({})
+        self.letters = letters
+        self.lost = asyncio.Event()
+
+    async def generate(self, ask):
+        lost, is_poison = self.lost, ask.prompt.messages[-1].content in self.letters
+        self.begun += 1
+        for _ in range(20):
+            await asyncio.sleep(0)
+        if is_poison:
+            lost.set()
+            self.lost = asyncio.Event()
+        if lost.is_set():
+            self.asked.append(ask)
+            yield DEAD.as_event()
+            return
+        async for event in super().generate(ask):
+            yield event
+
+
+def test_a_line_of_which_the_model_dies_fails_alone(batch, here, capsys):
+    model = PoisonedModel("b")
+    assert batch(*LETTERS, model=model, code=ExitCode.FAILED) == {1: "aaa", 3: "ccc", 4: "ddd"}
+    err = capsys.readouterr().err
+    assert "pinyon: 2: the model was lost with it twice: the server died\n" in err
+    assert err.endswith("pinyon: 3 of 4 answered, 1 failed\n")
+    assert batch.backend.loads == ["fake"] * 3
+
+
+def test_where_the_model_dies_of_two_lines_in_a_row_the_batch_ends_and_the_next_one_goes_on(
+    batch, here, capsys, one_at_a_time
+):
     with pytest.raises(GenerationFailedError, match="the server died"):
-        batch(*LETTERS, model=MortalModel({2: DEAD, 3: DEAD}))
+        batch(*LETTERS, model=MortalModel({2: DEAD, 3: DEAD, 4: DEAD, 5: DEAD}))
     assert written(here) == {1: "aaa"}
     assert capsys.readouterr().err.endswith(
-        "pinyon: 1 of 4 answered, 0 failed, 3 left: the same command goes on with them\n"
+        "pinyon: 1 of 4 answered, 1 failed, 2 left: the same command goes on with them\n"
     )
     model = ChatModel(echo)
     assert batch(*LETTERS, model=model) == {1: "aaa", 2: "bbb", 3: "ccc", 4: "ddd"}

@@ -36,11 +36,30 @@ async def test_what_is_said_meanwhile_waits_its_turn(make_talk):
         talk.dialogue.say(Draft(text))
     await asyncio.sleep(0)
     assert talk.dialogue.waiting == ["one", "two", "three"]
+    here = talk.dialogue.conversation.id
+    await talk.dialogue.open(None)
+    assert talk.dialogue.take_back() is None, "it waits in another conversation"
+    await talk.dialogue.open(here)
     assert talk.dialogue.take_back() == Draft("three")
     talk.backend.ready.set()
     await talk.dialogue.finished()
     assert talk.texts == ["one", "Aye.", "two", "Aye."]
     assert talk.dialogue.take_back() is None
+
+
+async def test_an_edit_that_waits_is_not_taken_back(make_talk):
+    talk = make_talk("Aye.")
+    talk.dialogue.say(Draft("one"))
+    await talk.dialogue.finished()
+    talk.model.unpaused.clear()
+    talk.dialogue.say(Draft("two"))
+    await asyncio.sleep(0)
+    talk.dialogue.edit(talk.dialogue.path[0], Draft("uno"))
+    assert talk.dialogue.take_back() is None
+    talk.model.unpaused.set()
+    talk.model._step_on()
+    await talk.dialogue.finished()
+    assert talk.texts[0] == "uno"
 
 
 async def test_a_stop_keeps_the_text_and_the_next_answer_is_clean(make_talk):
