@@ -4,6 +4,7 @@ from typing import Protocol
 
 from pinyon.app.history.records import Message
 from pinyon.engine.events import Event
+from pinyon.models.errors import ModelNotFoundError
 
 
 class Audience(Protocol):
@@ -21,11 +22,14 @@ class Audience(Protocol):
     def changed(self) -> None:
         """Look again at what waits, how far the model is loaded and which conversations there are."""
 
-    def told(self, text: str, *, is_error: bool = False) -> None:
+    def told(self, text: str) -> None:
         """Show a line that came up."""
+
+    def failed(self, error: Exception, text: str = "") -> None:
+        """Tell what could not be done, in the error's own words or in these."""
 
     def broke(self, error: Exception) -> None:
         """A fault in the chat itself: there is no going on."""
 
-    def needs_model(self, reason: str) -> None:
+    def needs_model(self, error: ModelNotFoundError) -> None:
         """No model is here that could answer; what waits goes on with `resume`."""

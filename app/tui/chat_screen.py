@@ -38,6 +38,7 @@ from pinyon.app.tui.sidebar import Sidebar
 from pinyon.app.tui.transcript import Transcript
 from pinyon.app.tui.turns import EXPECTED
 from pinyon.engine.events import Chunk, Event, Progress
+from pinyon.models.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
     from textual.worker import WorkType
@@ -169,11 +170,14 @@ class ChatScreen(Screen[None]):
 
         self.call_later(fail)  # the application ends with it as with every fault
 
-    def told(self, text: str, *, is_error: bool = False) -> None:
-        self.notify(safe_text(text), severity="error" if is_error else "information", markup=False)
+    def told(self, text: str) -> None:
+        self.notify(safe_text(text), markup=False)
 
-    def needs_model(self, reason: str) -> None:
-        self.told(reason)
+    def failed(self, error: Exception, text: str = "") -> None:
+        self.notify(safe_text(text or str(error)), severity="error", markup=False)
+
+    def needs_model(self, error: ModelNotFoundError) -> None:
+        self.told(str(error))
         self.do("model")
 
     # What the parts of the screen post
@@ -183,9 +187,8 @@ class ChatScreen(Screen[None]):
         try:
             command = commands.slash_command(event.text)
         except KeyError as error:
-            self.told(
-                f"there is no command {error.args[0]!r}; /help lists them. A message may not begin with /",
-                is_error=True,
+            self.failed(
+                error, f"there is no command {error.args[0]!r}; /help lists them. A message may not begin with /"
             )
             return
         if command is not None:
@@ -316,7 +319,7 @@ class ChatScreen(Screen[None]):
         try:
             await doing
         except EXPECTED as error:
-            self.told(str(error), is_error=True)
+            self.failed(error)
 
     @property
     def _draft(self) -> Draft:

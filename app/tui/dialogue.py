@@ -112,7 +112,7 @@ class Dialogue(Turns):
         try:
             await self._backend.forget(conversation)
         except EXPECTED as error:
-            self._audience.told(f"not all that is cached of it could be forgotten: {error}", is_error=True)
+            self._audience.failed(error, f"not all that is cached of it could be forgotten: {error}")
 
     async def undo(self) -> bool:
         """Take the last deletion back; False where there is none."""
@@ -157,7 +157,7 @@ class Dialogue(Turns):
             await self._reopened()
 
     async def _failed(self, error: Exception) -> None:
-        self._audience.told(str(error), is_error=True)
+        self._audience.failed(error)
         await self._reopened()
 
     def _ended(self, answer: int | None) -> None:

@@ -23,6 +23,7 @@ from pinyon.app.tui.draft import Draft, Piece
 from pinyon.app.tui.search_query import query_of
 from pinyon.app.tui.turns import EXPECTED
 from pinyon.engine.events import Chunk, Event, Failed
+from pinyon.models.errors import ModelNotFoundError
 
 SHOWN: Final = 20
 """How many conversations or hits are listed."""
@@ -102,7 +103,7 @@ class PlainChat:
             case Chunk():
                 self._hear(event.text)
             case Failed():
-                self._failed(GenerationFailedError(event))
+                self._count(GenerationFailedError(event))
 
     def _hear(self, text: str) -> None:
         *lines, self._line = (self._line + text).split("\n")
@@ -113,7 +114,7 @@ class PlainChat:
         print(for_stdout(self._line), flush=True)
         self._line = ""
         if message.state is not State.COMPLETE:
-            self.told(message.error or "stopped", is_error=bool(message.error))
+            self._print(f"Error: {message.error}" if message.error else "stopped")
 
     def changed(self) -> None:
         pass
@@ -121,18 +122,24 @@ class PlainChat:
     def broke(self, error: Exception) -> None:
         self._fault = error
 
-    def needs_model(self, reason: str) -> None:
-        self.told(reason, is_error=True)
+    def needs_model(self, error: ModelNotFoundError) -> None:
+        self.failed(error)
 
-    def _failed(self, error: BaseException | None) -> None:
+    def failed(self, error: Exception, text: str = "") -> None:
+        self._count(error)
+        self._print(f"Error: {text or error}")
+
+    def _count(self, error: Exception) -> None:
+        """Remember with which code the chat ends: the first failure's."""
         self._failure = self._failure or exit_code(error)
+
+    def _print(self, text: str) -> None:
+        print(printable(text), file=sys.stderr, flush=True)
 
     # The actions' desk
 
-    def told(self, text: str, *, is_error: bool = False) -> None:
-        if is_error:
-            self._failed(sys.exception())  # what is told of is being handled
-        print(f"{'Error: ' if is_error else ''}{printable(text)}", file=sys.stderr, flush=True)
+    def told(self, text: str) -> None:
+        self._print(text)
 
     async def show(self, title: str, text: str) -> None:
         print(f"{printable(title)}:\n{for_stdout(text)}", flush=True)
@@ -153,8 +160,7 @@ class PlainChat:
         try:
             command = commands.slash_command(text)
         except KeyError as error:
-            self._failed(UsageError())
-            self.told(f"there is no command {error.args[0]!r}; /help lists them", is_error=True)
+            self.failed(UsageError(f"there is no command {error.args[0]!r}; /help lists them"))
             return
         try:
             if command is not None:
@@ -162,7 +168,7 @@ class PlainChat:
             elif text or self._attached:
                 self._say(text)
         except EXPECTED as error:
-            self.told(str(error), is_error=True)
+            self.failed(error)
 
     def _say(self, text: str) -> None:
         going, self._attached = self._attached, []

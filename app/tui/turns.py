@@ -213,9 +213,9 @@ class Turns(ABC):
                 with contextlib.suppress(NoConversationError):  # deleted while a model was loaded for it
                     await self._do(self._turns.popleft())
         except ModelNotFoundError as error:
-            self._audience.needs_model(str(error))
+            self._audience.needs_model(error)
         except EXPECTED as error:
-            self._audience.told(str(error), is_error=True)
+            self._audience.failed(error)
         finally:
             self.loaded = None
             self._audience.changed()

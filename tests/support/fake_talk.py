@@ -44,8 +44,11 @@ class Listener:
     def changed(self):
         pass
 
-    def told(self, text, *, is_error=False):
+    def told(self, text):
         self.told_words.append(f"told {text}")
+
+    def failed(self, error, text=""):
+        self.told(text or str(error))
 
     def broke(self, error):
         raise error

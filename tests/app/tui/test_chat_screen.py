@@ -13,7 +13,7 @@ from textual.widgets import Input, OptionList
 from tiny_models import write_tiny_llama
 
 from pinyon.app.ask import SamplingChoice
-from pinyon.app.errors import SettingsError
+from pinyon.app.errors import SettingsError, UsageError
 from pinyon.app.history.errors import HistoryLockedError
 from pinyon.app.history.records import Answered, Role, State
 from pinyon.app.settings import Settings
@@ -508,7 +508,7 @@ async def test_markup_is_text_wherever_it_comes_from(tmp_path):
         assert chat.title == f"{HOSTILE} · fake"
         sidebar = chat.screen.query_one(Sidebar)
         assert str(sidebar.get_option_at_index(0).prompt) == HOSTILE
-        chat.screen.told(HOSTILE, is_error=True)
+        chat.screen.failed(UsageError(HOSTILE))
         await chat.types(f"/rename {HOSTILE}!")
         await chat.settled()
         assert chat.title == f"{HOSTILE}! · fake"
