@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -24,6 +26,9 @@ from pinyon.models.store import Store
 
 if TYPE_CHECKING:
     from pinyon.app.tui.app import ChatApp
+
+HANG_UP_S: Final = 3.0
+"""How long leaving in good order may take once the terminal is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +134,25 @@ async def _chat(chat: Chat) -> ExitCode:
 def _ending_by_signal(app: "ChatApp") -> Iterator[None]:
     """Leave in good order, with the terminal as it was, when the system or the terminal's window ends the program."""
     loop = asyncio.get_running_loop()
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    with contextlib.suppress(NotImplementedError):  # Windows
-        for number in numbers:
-            loop.add_signal_handler(number, app.exit)
+
+    def leave(_number: int, _frame: object) -> None:
+        loop.call_soon_threadsafe(app.exit)
+
+    def hang_up(number: int, frame: object) -> None:
+        # What writes to the terminal may have died with it, and who waits for that waits for ever.
+        last_moment = threading.Timer(HANG_UP_S, os._exit, (128 + number,))
+        last_moment.daemon = True
+        last_moment.start()
+        leave(number, frame)
+
+    handlers = {"SIGTERM": leave, "SIGHUP": hang_up}
+    before = {
+        number: signal.signal(number, handler)
+        for name, handler in handlers.items()
+        if (number := getattr(signal, name, None)) is not None
+    }
     try:
         yield
     finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
+        for number, handler in before.items():
+            signal.signal(number, handler)

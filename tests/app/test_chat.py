@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -106,6 +107,45 @@ def test_leaving_in_the_middle_of_an_answer(talking):
     answer = last_path(talking)[-1]
     assert answer.state is State.CANCELLED
     assert answer.text
+
+
+@pytest.mark.model
+def test_a_terminal_that_goes_away_in_the_middle_of_an_answer_takes_the_chat_along(talking):
+    with terminal([*PINYON, "chat"], environment(talking)) as shown:
+        shown.waits_for(PROMPT)
+        shown.types(b"\x1bOQ")
+        shown.waits_for(b"TTFT")
+        shown.types(b"Write a long story, of ten chapters, about a river.\r")
+        shown.waits_for(rb"tok/s \xe2\x96[\x81-\x88]")
+        shown.hangs_up()
+        shown.process.wait(30)
+    assert last_path(talking)[-1].text
+
+
+STUCK = """
+import asyncio, queue, sys
+from pinyon.app.cli import chat
+
+class App:
+    def exit(self): pass
+
+async def main():
+    with chat._ending_by_signal(App()):
+        print("ready", flush=True)
+        full = queue.Queue(1)
+        full.put(1)
+        full.put(2)  # as one who writes to a thread that is no more
+
+chat.HANG_UP_S = 0.2
+asyncio.run(main())
+"""
+
+
+def test_a_chat_that_waits_for_a_terminal_that_is_gone_ends_all_the_same():
+    with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(20) == 128 + signal.SIGHUP
 
 
 def test_leaving_while_the_model_loads(home, tiny):

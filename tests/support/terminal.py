@@ -5,6 +5,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import termios
@@ -35,6 +36,12 @@ class Terminal:
         """Wait until something that this regular expression matches was written since the last wait."""
         self._until(lambda: re.search(pattern, self.written[self._seen :]) is not None, f"{pattern!r} came", limit_s)
         self._seen = len(self.written)
+
+    def hangs_up(self) -> None:
+        """Go away, as a terminal does whose window is closed."""
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), self._leader)
+        self.process.send_signal(signal.SIGHUP)
 
     def ends(self, limit_s: float = 60) -> int:
         """Wait for the end of the command and of what it writes; return its exit code."""
