@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 AT_ONCE: Final = 8
 """Answers computed together: more share the same memory and gain little."""
 _LOST: Final = {FailureKind.ENGINE_CRASH, FailureKind.LOAD_FAILED}
-_LOST_WITH: Final = (GenerationFailedError, BusyError, ServerError)
 """Failures that say nothing about the line that met them."""
+_LOST_WITH: Final = (GenerationFailedError, BusyError, ServerError)
 
 
 @dataclass(frozen=True, slots=True)
