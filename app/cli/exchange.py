@@ -85,10 +85,12 @@ async def exchange(wish: Wish, answer: Answer, *, with_stats: bool) -> ExitCode:
         raise AnswerError(
             f"stopped after {wish.limit.seconds:g} s, with {counted(stats.completion_tokens, 'token')} of the answer"
         )
-    if wish.ask.grammar is not None and finished.reasons == (FinishReason.LENGTH,):
-        raise AnswerError(
-            f"the answer was cut off after {counted(stats.completion_tokens, 'token')}, so it is not whole: raise --max-tokens or --context"
-        )
+    if finished.reasons == (FinishReason.LENGTH,):
+        cut = f"the answer was cut off after {counted(stats.completion_tokens, 'token')}"
+        if wish.ask.grammar is not None:
+            raise AnswerError(f"{cut}, so it is not whole: raise --max-tokens or --context")
+        if wish.ask.max_tokens is None:
+            tell(f"{cut}: the context of {counted(stats.context_tokens, 'token')} is full; raise --context")
     return ExitCode.INTERRUPTED if finished.reasons == (FinishReason.CANCELLED,) else ExitCode.OK
 
 

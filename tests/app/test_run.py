@@ -447,6 +447,19 @@ def test_an_answer_that_is_not_what_was_asked_for_ends_with_code_1(home, argumen
     assert b"```" not in done.stdout
 
 
+def test_an_answer_that_the_context_cuts_off_is_told_and_one_that_was_to_be_short_is_not(home):
+    arguments = ["run", "-m", "tiny", "--context", "40", "--private", "--json", "--seed", "1"]
+    done = pinyon(home, *arguments, "hello")
+    answer = json.loads(done.stdout)
+    assert (answer["finish_reason"], done.returncode) == ("length", 0)
+    assert done.stderr.decode() == (
+        f"pinyon: the answer was cut off after {answer['completion_tokens']} tokens: "
+        "the context of 40 tokens is full; raise --context\n"
+    )
+    done = pinyon(home, *arguments, "--max-tokens", "3", "hello")
+    assert (json.loads(done.stdout)["finish_reason"], done.stderr) == ("length", b"")
+
+
 def test_a_schema_holds_the_answer(home):
     done = pinyon(home, *ANSWER[:5], "--schema", "ok bool, n int", "--max-tokens", "200", "x")
     if done.returncode == 0:  # a random model may go on with digits until it is cut off
