@@ -81,7 +81,9 @@ class Tally:
 @click.argument("source", metavar="IN.JSONL", type=click.Path(path_type=Path))
 @click.argument("target", metavar="OUT.JSONL", type=click.Path(path_type=Path))
 @options.model
-@click.option("-s", "--system", metavar="TEXT", help="Instructions for the lines that have none.")
+@click.option(
+    "-s", "--system", metavar="TEXT", callback=options.filled, help="Instructions for the lines that have none."
+)
 @click.option(
     "-o",
     "--option",

@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from pinyon.app.ages import age_s
+from pinyon.app.cli import options
 from pinyon.app.cli.terminal import for_stdout, print_json, printable, tell
 from pinyon.app.errors import AppError, UsageError
 from pinyon.app.history import export
@@ -82,7 +83,12 @@ class _Whole(msgspec.Struct):
 @command.command()
 @click.argument("words", nargs=-1)
 @click.option("--role", type=click.Choice([role.value for role in Role]), help="Only messages of this role.")
-@click.option("--model", metavar="NAME", help="Only answers of models with this name, or one that begins so.")
+@click.option(
+    "--model",
+    metavar="NAME",
+    callback=options.filled,
+    help="Only answers of models with this name, or one that begins so.",
+)
 @click.option("--since", metavar="AGE", help="Only messages of so long ago at most: 45m, 12h, 30d, 2w.")
 @_count
 @_json

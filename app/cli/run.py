@@ -42,9 +42,12 @@ _KEEPS_NOTHING = "--private, or the setting history = false"
     multiple=True,
     metavar="FILE",
     type=click.Path(),
+    callback=options.filled,
     help="Put a file before the prompt: also a folder, - for the pipe, or a URL where the settings allow it; repeatable.",
 )
-@click.option("-s", "--system", metavar="TEXT", help="Instructions that come before the prompt.")
+@click.option(
+    "-s", "--system", metavar="TEXT", callback=options.filled, help="Instructions that come before the prompt."
+)
 @click.option(
     "-t",
     "--template",
