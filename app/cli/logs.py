@@ -138,8 +138,11 @@ def export_(ids: tuple[str, ...], form: str, reasoning: bool) -> None:
 @click.argument("title", nargs=-1, required=True)
 def rename(id: str, title: tuple[str, ...]) -> None:  # noqa: A002
     """Give a conversation another title."""
+    words = " ".join(title).strip()
+    if not words:
+        raise UsageError("a title needs words")
     with _changing() as history:
-        history.rename(_named(history, id).id, " ".join(title))
+        history.rename(_named(history, id).id, words)
 
 
 @command.command()
@@ -148,11 +151,12 @@ def rename(id: str, title: tuple[str, ...]) -> None:  # noqa: A002
 def delete(ids: tuple[str, ...], now: bool) -> None:
     """Delete conversations and what was computed for them. For 30 days they can be brought back."""
     with _changing() as history:
-        chosen = [_named(history, id_) for id_ in ids]
-        for each in chosen:
-            (history.purge if now else history.delete)(each.id)
-    asyncio.run(_forget_computed([each.id for each in chosen]))
-    for each in chosen:
+        named = (_named(history, id_, also_deleted=now) for id_ in ids)
+        chosen = {each.id: each for each in named}
+        for id_ in chosen:
+            (history.purge if now else history.delete)(id_)
+    asyncio.run(_forget_computed([*chosen]))
+    for each in chosen.values():
         after = "" if now else f"; `pinyon logs undelete {each.id}` brings it back"
         print(f"{each.id} is deleted: {_line(each.title)}{after}", file=sys.stderr)
 
@@ -162,7 +166,10 @@ def delete(ids: tuple[str, ...], now: bool) -> None:
 def undelete(id: str) -> None:  # noqa: A002
     """Bring a deleted conversation back; its ID must be whole."""
     with _changing() as history:
-        history.undelete(id)
+        try:
+            history.undelete(id)
+        except NoConversationError as error:
+            raise NoConversationError(f"{error} that could come back: its ID must be whole") from None
 
 
 def _history() -> History:
@@ -179,13 +186,14 @@ def _changing() -> Iterator[History]:
             raise HistoryFileError(f"nothing was changed: {history.why_not_saved}")
 
 
-def _named(history: History, id_: str | None) -> Conversation:
+def _named(history: History, id_: str | None, *, also_deleted: bool = False) -> Conversation:
+    """Return the conversation that is meant; one that is deleted already needs its whole ID."""
     if id_ is None:
         if (latest := history.latest()) is None:
             raise UsageError("no conversation was kept yet")
         return latest
     with contextlib.suppress(NoConversationError):
-        return history.conversation(id_)
+        return history.conversation(id_, also_deleted=also_deleted)
     found = [each for each in history.conversations(limit=_ALL) if each.id.startswith(id_)]
     if not found:
         raise NoConversationError(f"there is no conversation {printable(id_)}: `pinyon logs` lists them")
