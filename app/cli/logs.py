@@ -20,6 +20,7 @@ from pinyon.app.history import export
 from pinyon.app.history.errors import HistoryFileError, NoConversationError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Conversation, Found, Message, Role
+from pinyon.app.search_query import Query, query_of
 from pinyon.app.settings import Folders, load_settings
 from pinyon.engine.errors import EngineError
 
@@ -97,15 +98,19 @@ def search(
 ) -> None:
     """Find messages that hold all the words, the newest first. The last word may go on; quotes make a phrase.
 
-    Without words, all messages of that role, model or age are found.
+    Without words, all messages of that role, model or age are found. Among the words, role:user, model:NAME and since:7d are
+    the same as the options.
     """
-    if not (words or role or model or since):
-        raise UsageError("nothing is searched for: give words, or --role, --model or --since")
     since_s = None if since is None else time.time() - age_s(since, "--since")
+    typed, chosen = query_of(" ".join(words)), Query("", Role(role) if role else None, model, since_s)
+    for name, one, other in zip(Query._fields, typed, chosen, strict=True):
+        if one and other:
+            raise UsageError(f"{name} is given twice: among the words, and as an option")
+    query = Query(typed.words, typed.role or chosen.role, typed.model or chosen.model, typed.since or chosen.since)
+    if query == Query(""):
+        raise UsageError("nothing is searched for: give words, or --role, --model or --since")
     with _history() as history:
-        found = history.search(
-            " ".join(words), role=Role(role) if role else None, model=model, since=since_s, limit=count
-        )
+        found = history.search(query.words, role=query.role, model=query.model, since=query.since, limit=count)
     if as_json:
         print_json(found)
         return

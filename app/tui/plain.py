@@ -15,12 +15,12 @@ from pinyon.app.conversing import Choices
 from pinyon.app.errors import GenerationFailedError, UsageError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Message, Role, State
+from pinyon.app.search_query import query_of
 from pinyon.app.settings import Folders, Settings
 from pinyon.app.tui import amounts, commands
 from pinyon.app.tui.actions import Actions
 from pinyon.app.tui.dialogue import Dialogue
 from pinyon.app.tui.draft import Draft, Piece
-from pinyon.app.tui.search_query import query_of
 from pinyon.app.tui.turns import EXPECTED
 from pinyon.engine.events import Chunk, Event, Failed
 from pinyon.models.errors import ModelNotFoundError

@@ -94,6 +94,9 @@ def test_search_takes_an_age(tmp_path, folders):
             each["snippet"] for each in json.loads(logs(tmp_path, "search", "jay", "--since", age, "--json"))
         ] == snippets
     assert logs(tmp_path, "search", "--role", "assistant", "--since", "1d").count("Yes.") == 1
+    assert logs(tmp_path, "search", "since:1d", "jay") == logs(tmp_path, "search", "jay", "--since", "1d")
+    assert logs(tmp_path, "search", "role:assistant", "since:1d").count("Yes.") == 1
+    assert_refused(pinyon(tmp_path, "logs", "search", "since:1d", "--since", "1w"), 2, "since is given twice")
     assert_refused(pinyon(tmp_path, "logs", "search"), 2, "give words, or")
     assert_refused(pinyon(tmp_path, "logs", "search", "jay", "--since", "soon"), 2, "--since is 'soon'")
 
