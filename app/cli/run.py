@@ -10,6 +10,7 @@ import msgspec
 from click.core import ParameterSource
 
 from pinyon.app.ask import Ask, Chat, Prompt, RawText
+from pinyon.app.attachments import STDIN
 from pinyon.app.cli import completion, options
 from pinyon.app.cli.answer import Format, Output
 from pinyon.app.cli.ending import TimeLimit
@@ -140,6 +141,7 @@ def command(
         {
             f"-i goes on with what was kept, and nothing is kept with {_KEEPS_NOTHING}": interactive and not is_kept,
             "-i goes on after an answer, and --dry-run gives none": interactive and is_dry,
+            "-f - is given twice: the pipe can be read once": files.count(STDIN) > 1,
             "-i needs a terminal": interactive and not (sys.stdout.isatty() and sys.stderr.isatty()),
             f"-c goes on with what was kept, and nothing is kept with {_KEEPS_NOTHING}": continues and not is_kept,
             "-c sends messages, which need the chat template that --no-template leaves out": continues and no_template,
