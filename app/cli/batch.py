@@ -114,6 +114,8 @@ def command(
 
     Run it again after an interruption: it goes on with the lines that have no answer yet. The history is not written.
     """
+    if Path("-") in {source, target}:
+        raise UsageError("a batch needs files: - is none, and could not be gone on with after an interruption")
     folders = Folders.of_user()
     settings = load_settings(folders)
     shape = None if schema is None else grammar.json_schema(schema_of(schema))
