@@ -96,7 +96,9 @@ async def exchange(wish: Wish, answer: Answer, *, with_stats: bool) -> ExitCode:
         if wish.ask.grammar is not None:
             raise AnswerError(f"{cut}, so it is not whole: raise --max-tokens or --context")
         if wish.ask.max_tokens is None:
-            tell(f"{cut}: the context of {counted(stats.context_tokens, 'token')} is full; raise --context")
+            tell(
+                f"{cut}: the context of {counted(stats.context_tokens, 'token')} is full; raise --context, if the model takes more"
+            )
     return ExitCode.INTERRUPTED if finished.reasons == (FinishReason.CANCELLED,) else ExitCode.OK
 
 

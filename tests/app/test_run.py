@@ -462,7 +462,7 @@ def test_an_answer_that_the_context_cuts_off_is_told_and_one_that_was_to_be_shor
     assert (answer["finish_reason"], done.returncode) == ("length", 0)
     assert done.stderr.decode() == (
         f"pinyon: the answer was cut off after {answer['completion_tokens']} tokens: "
-        "the context of 40 tokens is full; raise --context\n"
+        "the context of 40 tokens is full; raise --context, if the model takes more\n"
     )
     done = pinyon(home, *arguments, "--max-tokens", "3", "hello")
     assert (json.loads(done.stdout)["finish_reason"], done.stderr) == ("length", b"")
