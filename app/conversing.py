@@ -10,6 +10,7 @@ import msgspec
 from pinyon.app.ask import Ask, Chat, SamplingChoice
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Answered, Conversation, Message, Role, State
+from pinyon.app.history.tree import told
 from pinyon.engine.events import Chunk, Event, Failed, Finished, FinishReason
 from pinyon.models import chat_template
 
@@ -68,11 +69,7 @@ def as_chat(path: Sequence[Message], begun: str = "") -> Chat:
 
     The last system message stands for all, in front. Answers without text are left out. The model goes on with `begun`.
     """
-    system = [message for message in path if message.role is Role.SYSTEM and message.text][-1:]
-    rest = [message for message in path if message.role is not Role.SYSTEM and message.text]
-    return Chat(
-        tuple(chat_template.Message(_AS_TOLD[message.role], message.text) for message in (*system, *rest)), begun
-    )
+    return Chat(tuple(chat_template.Message(_AS_TOLD[message.role], message.text) for message in told(path)), begun)
 
 
 async def written(

@@ -21,6 +21,9 @@ _TYPES: Final = {
 }
 _TYPES["max_tokens"] = int | None
 
+_SENDABLE: Final = range(-(1 << 63), 1 << 64)
+"""What the engine's process can be told. Which of these make sense it says itself."""
+
 
 def named_options(values: Mapping[str, object]) -> NamedOptions:
     """Return what names and values choose; numbers may come as text. Raises UsageError for an unknown name or no number."""
@@ -46,6 +49,9 @@ def _converted(name: str, value: object) -> object:
     if name not in _TYPES:
         raise UsageError(f"there is no option {name!r}; the options are {', '.join(_TYPES)}")
     try:
-        return msgspec.convert(value, _TYPES[name], strict=False)
+        converted: object = msgspec.convert(value, _TYPES[name], strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(f"the option {name} is {value!r}: {error}") from None
+    if isinstance(converted, int) and converted not in _SENDABLE:
+        raise UsageError(f"the option {name} is {value!r}, which has more than 64 bits")
+    return converted

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from pinyon.engine.errors import DoesNotFitError
 from pinyon.engine.request import SamplingParams
 
 DEFAULT_CONTEXT_TOKENS = 8192
@@ -15,6 +16,15 @@ CHUNK_ROWS = 64
 LONG_TEXT_CHARS = 1 << 15
 """Some tokenizers take seconds from here on."""
 BATCH_ROWS = CHUNK_ROWS + SEQUENCE_IDS
+
+
+def check_context(asked_tokens: int, trained_tokens: int) -> None:
+    """Raise DoesNotFitError where a context is larger than what a model was trained for, or none at all."""
+    if not 1 < asked_tokens <= trained_tokens:
+        raise DoesNotFitError(
+            f"a context of {asked_tokens:,} tokens was asked for; this model was trained for up to {trained_tokens:,}: "
+            "ask for at most that"
+        )
 
 
 class EngineConfig(msgspec.Struct, frozen=True):

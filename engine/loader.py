@@ -17,11 +17,12 @@ from pinyon.engine.config import (
     SEQUENCE_IDS,
     EngineConfig,
     EngineInfo,
+    check_context,
 )
 from pinyon.engine.constraint import GrammarCompiler
 from pinyon.engine.cost_model import CostModel
 from pinyon.engine.engine import Engine
-from pinyon.engine.errors import DoesNotFitError, InvalidRequestError, ModelLoadError
+from pinyon.engine.errors import InvalidRequestError, ModelLoadError
 from pinyon.engine.kv_blocks import KvBlocks
 from pinyon.engine.kv_cells import KvCells
 from pinyon.engine.native import Context, Model, NativeLog, check_binding, shown
@@ -130,10 +131,7 @@ def _context_tokens(config: EngineConfig, model: Model) -> int:
     asked = config.context_tokens
     if asked is None:
         return min(trained, DEFAULT_CONTEXT_TOKENS)
-    if not 1 < asked <= trained:
-        raise DoesNotFitError(
-            f"a context of {asked:,} tokens was asked for; this model was trained for up to {trained:,}: ask for at most that"
-        )
+    check_context(asked, trained)
     return asked
 
 

@@ -27,6 +27,7 @@ from pinyon.app.api.sse import Stream
 from pinyon.app.errors import AppError, ServerError
 from pinyon.app.running import KEY_HEADER, is_challenge, key, proof
 from pinyon.app.service import LoadedModel
+from pinyon.engine.config import check_context
 from pinyon.engine.errors import ContextOverflowError, DoesNotFitError, EngineError
 from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Event, Failed, Finished, FinishReason
@@ -182,12 +183,14 @@ async def _loading(door: Door, wanted: wire.Load) -> AsyncGenerator[wire.FromSer
 async def _loaded(door: Door, wanted: wire.Load, on_progress: Callable[[float], None]) -> LoadedModel:
     """Load with the server's own settings; then see whether that will do."""
     model = await door.load(None if wanted.path is None else os.fsdecode(wanted.path), on_progress)
-    if wanted.context_tokens is not None and wanted.context_tokens > model.context_tokens:
-        raise DoesNotFitError(
-            f"a context of {wanted.context_tokens:,} tokens is asked for; the running server has loaded {model.name} with "
-            f"{model.context_tokens:,}: `pinyon stop`, then `pinyon serve --context {wanted.context_tokens}`"
-        )
-    return model
+    asked = wanted.context_tokens
+    if asked is None or asked <= model.context_tokens:
+        return model
+    check_context(asked, model.info.trained_context_tokens)
+    raise DoesNotFitError(
+        f"a context of {asked:,} tokens is asked for; the running server has loaded {model.name} with "
+        f"{model.context_tokens:,}: `pinyon stop`, then `pinyon serve --context {asked}`"
+    )
 
 
 async def _events(door: Door, wanted: wire.Generate) -> AsyncGenerator[Event]:

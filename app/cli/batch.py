@@ -81,7 +81,9 @@ class Tally:
 @click.argument("source", metavar="IN.JSONL", type=click.Path(path_type=Path))
 @click.argument("target", metavar="OUT.JSONL", type=click.Path(path_type=Path))
 @options.model
-@click.option("-s", "--system", metavar="TEXT", help="Instructions for the lines that have none.")
+@click.option(
+    "-s", "--system", metavar="TEXT", callback=options.filled, help="Instructions for the lines that have none."
+)
 @click.option(
     "-o",
     "--option",
@@ -112,6 +114,8 @@ def command(
 
     Run it again after an interruption: it goes on with the lines that have no answer yet. The history is not written.
     """
+    if Path("-") in {source, target}:
+        raise UsageError("a batch needs files: - is none, and could not be gone on with after an interruption")
     folders = Folders.of_user()
     settings = load_settings(folders)
     shape = None if schema is None else grammar.json_schema(schema_of(schema))

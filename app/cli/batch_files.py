@@ -1,5 +1,6 @@
 """The two files of a batch: lines of JSON that ask, and lines of JSON that answer."""
 
+import codecs
 import contextlib
 import hashlib
 import os
@@ -15,7 +16,7 @@ from pinyon.app.errors import UsageError
 from pinyon.app.locks import LockHeldError, locked
 from pinyon.app.named_options import named_options
 from pinyon.models.chat_template import Message
-from pinyon.models.disk import printable
+from pinyon.models.disk import printable, write_atomically
 
 _ANSWER_BEGINS: Final = b'{"id":'
 
@@ -30,15 +31,15 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     id: str | int | None = None
     prompt: str | None = None
-    messages: tuple[Said, ...] = ()
+    messages: tuple[Said, ...] | None = None
     system: str | None = None
     options: dict[str, float | int | str] = {}
 
     def chat(self, system: str | None) -> Chat:
         """Return the messages; `system` comes first where there are no instructions. Raises UsageError."""
-        if (self.prompt is None) == (not self.messages):
+        if (self.prompt is None) == (self.messages is None) or self.messages == ():
             raise UsageError("it needs a prompt or messages, and not both")
-        said = [Said("user", self.prompt)] if self.prompt is not None else [*self.messages]
+        said = [Said("user", self.prompt)] if self.prompt is not None else [*(self.messages or ())]
         has_system = any(message.role == "system" for message in said)
         if has_system and self.system is not None:
             raise UsageError("it has instructions twice: as system, and as a message")
@@ -73,7 +74,7 @@ def read_questions(source: Path, system: str | None, options: Mapping[str, str])
         UsageError: a line that cannot be asked; the message names it.
     """
     try:
-        lines = source.read_bytes().splitlines()
+        lines = source.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
     except OSError as error:
         raise UsageError(f"{printable(source)} cannot be read: {error.strerror}") from None
     questions: dict[str | int, Question] = {}
@@ -154,10 +155,15 @@ def held(target: Path, batches: Path) -> Iterator[None]:
         try:
             stack.enter_context(locked(batches / f"{name}.lock"))
         except LockHeldError:
-            who = f"process {printable(holder.read_text())}" if holder.exists() else "another batch"
+            who = "another batch"
+            with contextlib.suppress(OSError):  # it begins or ends just now
+                who = f"process {printable(holder.read_text())}"
             raise UsageError(f"{who} writes {printable(target)}: wait for its end, or name another file") from None
-        holder.write_text(str(os.getpid()))
-        yield
+        write_atomically(holder, str(os.getpid()).encode())
+        try:
+            yield
+        finally:
+            holder.unlink(missing_ok=True)
 
 
 def _may_be_cut_off(line: bytes) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pinyon.app.ages import age_s
+from pinyon.app.cli import options
 from pinyon.app.cli.terminal import print_json
 from pinyon.app.counted import counted
 from pinyon.app.errors import FolderInUseError, UsageError
@@ -114,7 +115,7 @@ def why(request_id: str | None, as_json: bool) -> None:
 
 
 @command.command(name="clear")
-@click.option("--model", metavar="NAME", help="Only what is kept for this model.")
+@click.option("--model", metavar="NAME", callback=options.filled, help="Only what is kept for this model.")
 @click.option("--older-than", metavar="AGE", help="Only what was written longer ago: 45m, 12h, 30d, 2w.")
 def clear_(model: str | None, older_than: str | None) -> None:
     """Delete what is kept, also what a running server holds in memory."""

@@ -76,19 +76,29 @@ async def exchange(wish: Wish, answer: Answer, *, with_stats: bool) -> ExitCode:
             answer.break_off()
             raise
         stats = Stats.of(model, finished, load_s)
+        late = ""
+        if is_late:
+            tokens = counted(stats.completion_tokens, "token")
+            late = f"stopped after {wish.limit.seconds:g} s, with {tokens} of the answer"
         try:
             answer.end(stats)
+        except AnswerError as error:
+            if late:
+                raise AnswerError(f"{late}; {error}") from error
+            raise
         finally:
             if with_stats:
                 print_json(stats, sys.stderr)
-    if is_late:
-        raise AnswerError(
-            f"stopped after {wish.limit.seconds:g} s, with {counted(stats.completion_tokens, 'token')} of the answer"
-        )
-    if wish.ask.grammar is not None and finished.reasons == (FinishReason.LENGTH,):
-        raise AnswerError(
-            f"the answer was cut off after {counted(stats.completion_tokens, 'token')}, so it is not whole: raise --max-tokens or --context"
-        )
+    if late:
+        raise AnswerError(late)
+    if finished.reasons == (FinishReason.LENGTH,):
+        cut = f"the answer was cut off after {counted(stats.completion_tokens, 'token')}"
+        if wish.ask.grammar is not None:
+            raise AnswerError(f"{cut}, so it is not whole: raise --max-tokens or --context")
+        if wish.ask.max_tokens is None:
+            tell(
+                f"{cut}: the context of {counted(stats.context_tokens, 'token')} is full; raise --context, if the model takes more"
+            )
     return ExitCode.INTERRUPTED if finished.reasons == (FinishReason.CANCELLED,) else ExitCode.OK
 
 

@@ -13,12 +13,14 @@ import click
 import msgspec
 
 from pinyon.app.ages import age_s
+from pinyon.app.cli import options
 from pinyon.app.cli.terminal import for_stdout, print_json, printable, tell
 from pinyon.app.errors import AppError, UsageError
 from pinyon.app.history import export
 from pinyon.app.history.errors import HistoryFileError, NoConversationError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Conversation, Found, Message, Role
+from pinyon.app.search_query import Query, query_of
 from pinyon.app.settings import Folders, load_settings
 from pinyon.engine.errors import EngineError
 
@@ -82,7 +84,12 @@ class _Whole(msgspec.Struct):
 @command.command()
 @click.argument("words", nargs=-1)
 @click.option("--role", type=click.Choice([role.value for role in Role]), help="Only messages of this role.")
-@click.option("--model", metavar="NAME", help="Only answers of models with this name, or one that begins so.")
+@click.option(
+    "--model",
+    metavar="NAME",
+    callback=options.filled,
+    help="Only answers of models with this name, or one that begins so.",
+)
 @click.option("--since", metavar="AGE", help="Only messages of so long ago at most: 45m, 12h, 30d, 2w.")
 @_count
 @_json
@@ -91,15 +98,19 @@ def search(
 ) -> None:
     """Find messages that hold all the words, the newest first. The last word may go on; quotes make a phrase.
 
-    Without words, all messages of that role, model or age are found.
+    Without words, all messages of that role, model or age are found. Among the words, role:user, model:NAME and since:7d are
+    the same as the options.
     """
-    if not (words or role or model or since):
-        raise UsageError("nothing is searched for: give words, or --role, --model or --since")
     since_s = None if since is None else time.time() - age_s(since, "--since")
+    typed, chosen = query_of(" ".join(words)), Query("", Role(role) if role else None, model, since_s)
+    for name, one, other in zip(Query._fields, typed, chosen, strict=True):
+        if one and other:
+            raise UsageError(f"{name} is given twice: among the words, and as an option")
+    query = Query(typed.words, typed.role or chosen.role, typed.model or chosen.model, typed.since or chosen.since)
+    if query == Query(""):
+        raise UsageError("nothing is searched for: give words, or --role, --model or --since")
     with _history() as history:
-        found = history.search(
-            " ".join(words), role=Role(role) if role else None, model=model, since=since_s, limit=count
-        )
+        found = history.search(query.words, role=query.role, model=query.model, since=query.since, limit=count)
     if as_json:
         print_json(found)
         return
@@ -132,8 +143,11 @@ def export_(ids: tuple[str, ...], form: str, reasoning: bool) -> None:
 @click.argument("title", nargs=-1, required=True)
 def rename(id: str, title: tuple[str, ...]) -> None:  # noqa: A002
     """Give a conversation another title."""
+    words = " ".join(title).strip()
+    if not words:
+        raise UsageError("a title needs words")
     with _changing() as history:
-        history.rename(_named(history, id).id, " ".join(title))
+        history.rename(_named(history, id).id, words)
 
 
 @command.command()
@@ -142,11 +156,12 @@ def rename(id: str, title: tuple[str, ...]) -> None:  # noqa: A002
 def delete(ids: tuple[str, ...], now: bool) -> None:
     """Delete conversations and what was computed for them. For 30 days they can be brought back."""
     with _changing() as history:
-        chosen = [_named(history, id_) for id_ in ids]
-        for each in chosen:
-            (history.purge if now else history.delete)(each.id)
-    asyncio.run(_forget_computed([each.id for each in chosen]))
-    for each in chosen:
+        named = (_named(history, id_, also_deleted=now) for id_ in ids)
+        chosen = {each.id: each for each in named}
+        for id_ in chosen:
+            (history.purge if now else history.delete)(id_)
+    asyncio.run(_forget_computed([*chosen]))
+    for each in chosen.values():
         after = "" if now else f"; `pinyon logs undelete {each.id}` brings it back"
         print(f"{each.id} is deleted: {_line(each.title)}{after}", file=sys.stderr)
 
@@ -156,7 +171,10 @@ def delete(ids: tuple[str, ...], now: bool) -> None:
 def undelete(id: str) -> None:  # noqa: A002
     """Bring a deleted conversation back; its ID must be whole."""
     with _changing() as history:
-        history.undelete(id)
+        try:
+            history.undelete(id)
+        except NoConversationError as error:
+            raise NoConversationError(f"{error} that could come back: its ID must be whole") from None
 
 
 def _history() -> History:
@@ -173,13 +191,14 @@ def _changing() -> Iterator[History]:
             raise HistoryFileError(f"nothing was changed: {history.why_not_saved}")
 
 
-def _named(history: History, id_: str | None) -> Conversation:
+def _named(history: History, id_: str | None, *, also_deleted: bool = False) -> Conversation:
+    """Return the conversation that is meant; one that is deleted already needs its whole ID."""
     if id_ is None:
         if (latest := history.latest()) is None:
             raise UsageError("no conversation was kept yet")
         return latest
     with contextlib.suppress(NoConversationError):
-        return history.conversation(id_)
+        return history.conversation(id_, also_deleted=also_deleted)
     found = [each for each in history.conversations(limit=_ALL) if each.id.startswith(id_)]
     if not found:
         raise NoConversationError(f"there is no conversation {printable(id_)}: `pinyon logs` lists them")

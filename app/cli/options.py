@@ -8,13 +8,24 @@ import click
 
 from pinyon.app.cli import completion
 from pinyon.app.cli.answer import Format
+from pinyon.app.errors import UsageError
 
 _Command = TypeVar("_Command", bound=Callable[..., object])
+_Value = TypeVar("_Value", str, tuple[str, ...], None)
+
+
+def filled(_context: click.Context, option: click.Parameter, value: _Value) -> _Value:
+    """Return an option's value. Raises UsageError where it is empty: an unset variable of the shell means nothing by it."""
+    if value is not None and "" in (value if isinstance(value, tuple) else (value,)):
+        raise UsageError(f"{option.opts[-1]} is empty: give a value, or leave the option out")
+    return value
+
 
 model = click.option(
     "-m",
     "--model",
     metavar="NAME",
+    callback=filled,
     help="Model to use: a name, an alias or the path of a GGUF file.",
     shell_complete=completion.models,
 )
@@ -22,7 +33,10 @@ context = click.option(
     "--context", type=click.IntRange(min=2), metavar="N", help="Context in tokens (default: the model's, at most 8192)."
 )
 schema = click.option(
-    "--schema", metavar="SCHEMA", help="Answer in JSON of this shape: 'name, age int', or a file with JSON Schema."
+    "--schema",
+    metavar="SCHEMA",
+    callback=filled,
+    help="Answer in JSON of this shape: 'name, age int', or a file with JSON Schema.",
 )
 
 

@@ -10,6 +10,7 @@ import msgspec
 from click.core import ParameterSource
 
 from pinyon.app.ask import Ask, Chat, Prompt, RawText
+from pinyon.app.attachments import STDIN
 from pinyon.app.cli import completion, options
 from pinyon.app.cli.answer import Format, Output
 from pinyon.app.cli.ending import TimeLimit
@@ -42,9 +43,12 @@ _KEEPS_NOTHING = "--private, or the setting history = false"
     multiple=True,
     metavar="FILE",
     type=click.Path(),
+    callback=options.filled,
     help="Put a file before the prompt: also a folder, - for the pipe, or a URL where the settings allow it; repeatable.",
 )
-@click.option("-s", "--system", metavar="TEXT", help="Instructions that come before the prompt.")
+@click.option(
+    "-s", "--system", metavar="TEXT", callback=options.filled, help="Instructions that come before the prompt."
+)
 @click.option(
     "-t",
     "--template",
@@ -137,6 +141,7 @@ def command(
         {
             f"-i goes on with what was kept, and nothing is kept with {_KEEPS_NOTHING}": interactive and not is_kept,
             "-i goes on after an answer, and --dry-run gives none": interactive and is_dry,
+            "-f - is given twice: the pipe can be read once": files.count(STDIN) > 1,
             "-i needs a terminal": interactive and not (sys.stdout.isatty() and sys.stderr.isatty()),
             f"-c goes on with what was kept, and nothing is kept with {_KEEPS_NOTHING}": continues and not is_kept,
             "-c sends messages, which need the chat template that --no-template leaves out": continues and no_template,

@@ -17,7 +17,9 @@ DEFAULT_PORT = 8642
 
 
 @click.command(name="serve")
-@click.option("-m", "--model", help="Model to hold: a name, an alias or the path of a GGUF file.")
+@click.option(
+    "-m", "--model", callback=options.filled, help="Model to hold: a name, an alias or the path of a GGUF file."
+)
 @options.context
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(

@@ -14,6 +14,7 @@ import msgspec
 from pinyon.app.control_codes import OBEYED
 from pinyon.app.counted import counted
 from pinyon.app.history.records import Answered, Conversation, Message, Role, State
+from pinyon.app.history.tree import told
 
 _FENCE: Final = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 # Neither C0 nor C1 are characters of HTML: they are shown by a sign. What turns text round stays within its element.
@@ -44,9 +45,12 @@ def markdown(conversation: Conversation, path: Sequence[Message], *, reasoning: 
 
 
 def jsonl(conversation: Conversation, path: Sequence[Message], *, reasoning: bool = False) -> str:  # noqa: ARG001
-    """Return the path as one line of JSON: {"messages": [{"role", "content"}, ...]}, thoughts as `reasoning_content`."""
+    """Return the path as one line of JSON: {"messages": [{"role", "content"}, ...]}, thoughts as `reasoning_content`.
+
+    They are those that a model is shown: the last instructions, in front, and no answer without text.
+    """
     messages = []
-    for message in path:
+    for message in told(path):
         entry = {"role": message.role.value, "content": message.text}
         if reasoning and message.reasoning:
             entry["reasoning_content"] = message.reasoning

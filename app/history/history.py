@@ -219,10 +219,10 @@ class History:
             ]
         return sorted(shown, key=lambda each: each.updated_at, reverse=True)[:limit]
 
-    def conversation(self, id: str) -> Conversation:  # noqa: A002
-        """Return a conversation that was not deleted. Raises NoConversationError, HistoryFileError."""
+    def conversation(self, id: str, *, also_deleted: bool = False) -> Conversation:  # noqa: A002
+        """Return a conversation, `also_deleted` one that can be brought back. Raises NoConversationError, HistoryFileError."""
         with self._lock:
-            return self._find(id, is_fresh=True).now()
+            return self._find(id, is_fresh=True, also_deleted=also_deleted).now()
 
     def latest(self) -> Conversation | None:
         """Return the conversation that was used last. Raises HistoryFileError."""

@@ -1,10 +1,17 @@
 """A conversation as a tree: an edit or another answer makes a sibling, and a path from the root to a message is what a model sees."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pinyon.app.history.errors import NoMessageError
-from pinyon.app.history.records import Message
+from pinyon.app.history.records import Message, Role
+
+
+def told(path: Sequence[Message]) -> list[Message]:
+    """Return which messages of a path a model is shown: the last system message, in front of all others that have text."""
+    with_text = [message for message in path if message.text]
+    system = [message for message in with_text if message.role is Role.SYSTEM][-1:]
+    return [*system, *(message for message in with_text if message.role is not Role.SYSTEM)]
 
 
 class Tree:

@@ -15,12 +15,12 @@ from pinyon.app.conversing import Choices
 from pinyon.app.errors import GenerationFailedError, UsageError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Message, Role, State
+from pinyon.app.search_query import query_of
 from pinyon.app.settings import Folders, Settings
 from pinyon.app.tui import amounts, commands
 from pinyon.app.tui.actions import Actions
 from pinyon.app.tui.dialogue import Dialogue
 from pinyon.app.tui.draft import Draft, Piece
-from pinyon.app.tui.search_query import query_of
 from pinyon.app.tui.turns import EXPECTED
 from pinyon.engine.events import Chunk, Event, Failed
 from pinyon.models.errors import ModelNotFoundError
@@ -145,8 +145,15 @@ class PlainChat:
         print(f"{printable(title)}:\n{for_stdout(text)}", flush=True)
 
     async def ask(self, question: str, value: str) -> str:
+        """Return the line that the user gives. Raises UsageError in a pipe, whose next line is no answer to this."""
+        if not sys.stdin.isatty():
+            raise UsageError(f"{question}: in a pipe that stands on the line of the command")
         hint = f" (now: {value})" if value else ""
-        return (self._read(f"{question}{hint}: ") or "").strip()
+        return self.answer(f"{question}{hint}: ")
+
+    def answer(self, prompt: str) -> str:
+        """Return the next line; empty at the end of input. Raises UsageError where it is not UTF-8."""
+        return _text(self._read(prompt) or "").strip()
 
     def put(self, text: str) -> None:
         self._offered = text
@@ -156,9 +163,12 @@ class PlainChat:
         self._is_open = False
 
     async def _take(self, line: str) -> None:
-        text, self._offered = line.strip() or self._offered, ""
         try:
+            text, self._offered = _text(line).strip() or self._offered, ""
             command = commands.slash_command(text)
+        except UsageError as error:
+            self.failed(error)
+            return
         except KeyError as error:
             self.failed(UsageError(f"there is no command {error.args[0]!r}; /help lists them"))
             return
@@ -234,8 +244,15 @@ class PlainActions(Actions):
             self._chat.told("there is none")
             return None
         await self._chat.show("Found", "\n".join(f"{number}: {title}" for number, title in enumerate(titles, 1)))
-        answer = await self._chat.ask("Number to open, or nothing", "")
+        answer = self._chat.answer("Number to open, or nothing: ")
         return int(answer) - 1 if answer.isdecimal() and 0 < int(answer) <= len(titles) else None
+
+
+def _text(line: str) -> str:
+    """Return a line. Raises UsageError where it was not UTF-8: Python stands half of a surrogate pair for each such byte."""
+    if wrong := next((ord(char) - 0xDC00 for char in line if "\udc80" <= char <= "\udcff"), None):
+        raise UsageError(f"the line is not UTF-8: byte 0x{wrong:02x}")
+    return line
 
 
 def _spoken(message: Message) -> str:

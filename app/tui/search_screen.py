@@ -14,8 +14,8 @@ from textual.widgets.option_list import Option
 from pinyon.app.history.errors import HistoryFileError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Found
+from pinyon.app.search_query import query_of
 from pinyon.app.tui.safe_text import one_line, safe_text
-from pinyon.app.tui.search_query import query_of
 
 PAUSE_S: Final = 0.1
 """How long the user may type before it is searched."""

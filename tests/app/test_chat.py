@@ -84,6 +84,22 @@ def test_a_damaged_history_that_was_set_aside_is_told(home, tiny):
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("how", ["strict", "surrogateescape"])
+def test_a_line_from_a_pipe_that_is_not_utf_8_is_refused_in_any_locale(home, tiny, how):
+    done = pinyon(
+        home,
+        "chat",
+        "--plain",
+        tiny,
+        stdin=b"caf\xe9\n/params seed=7\n",
+        PYTHONIOENCODING=f"utf-8:{how}",
+        PYTHONUTF8="0",
+    )
+    assert done.returncode == 2
+    assert done.stderr.decode() == "Error: the line is not UTF-8: byte 0xe9\n"
+    assert "seed=7" in done.stdout.decode()
+
+
 def test_a_plain_chat_in_a_pipe(talking):
     done = pinyon(talking, "chat", "--plain", stdin=b"/params temperature=0 max_tokens=8\nWhat is 1 + 1?\n", check=True)
     assert b"\x1b" not in done.stdout

@@ -94,6 +94,9 @@ def test_search_takes_an_age(tmp_path, folders):
             each["snippet"] for each in json.loads(logs(tmp_path, "search", "jay", "--since", age, "--json"))
         ] == snippets
     assert logs(tmp_path, "search", "--role", "assistant", "--since", "1d").count("Yes.") == 1
+    assert logs(tmp_path, "search", "since:1d", "jay") == logs(tmp_path, "search", "jay", "--since", "1d")
+    assert logs(tmp_path, "search", "role:assistant", "since:1d").count("Yes.") == 1
+    assert_refused(pinyon(tmp_path, "logs", "search", "since:1d", "--since", "1w"), 2, "since is given twice")
     assert_refused(pinyon(tmp_path, "logs", "search"), 2, "give words, or")
     assert_refused(pinyon(tmp_path, "logs", "search", "jay", "--since", "soon"), 2, "--since is 'soon'")
 
@@ -112,6 +115,8 @@ def test_export_takes_several(tmp_path, kept):
 def test_a_title_is_changed(tmp_path, kept):
     logs(tmp_path, "rename", kept[1], "About", "the sky")
     assert "About the sky" in logs(tmp_path)
+    assert_refused(pinyon(tmp_path, "logs", "rename", kept[1], "", " "), 2, "a title needs words")
+    assert "About the sky" in logs(tmp_path)
 
 
 def test_what_is_deleted_comes_back_and_what_is_purged_does_not(tmp_path, folders, kept):
@@ -124,6 +129,24 @@ def test_what_is_deleted_comes_back_and_what_is_purged_does_not(tmp_path, folder
     assert logs(tmp_path) == ""
     assert rows(folders.history_file, "SELECT * FROM messages") == []
     assert_refused(pinyon(tmp_path, "logs", "undelete", kept[0]), 2, kept[0])
+
+
+def test_one_that_is_named_twice_is_deleted_once(tmp_path, kept):
+    done = pinyon(tmp_path, "logs", "delete", kept[0], kept[0][:-1], check=True)
+    assert done.stderr.decode().count("is deleted") == 1
+
+
+def test_what_is_deleted_already_can_be_purged(tmp_path, folders, kept):
+    logs(tmp_path, "delete", *kept)
+    done = pinyon(tmp_path, "logs", "delete", "--now", kept[1], check=True)
+    assert "Why is the sky blue?" in done.stderr.decode()
+    assert rows(folders.history_file, "SELECT id FROM conversations") == [(kept[0],)]
+    assert_refused(pinyon(tmp_path, "logs", "delete", kept[0]), 2, f"no conversation {kept[0]}")
+
+
+def test_only_a_whole_id_brings_a_conversation_back(tmp_path, kept):
+    logs(tmp_path, "delete", kept[0])
+    assert_refused(pinyon(tmp_path, "logs", "undelete", kept[0][:-1]), 2, f"no conversation {kept[0][:-1]}", "whole")
 
 
 def test_a_damaged_file_is_set_aside_and_told(tmp_path, folders, kept):

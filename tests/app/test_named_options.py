@@ -23,6 +23,8 @@ def test_numbers_come_as_numbers_or_as_text():
         ({"seed": "7.5"}, "seed is '7.5'"),
         ({"max_tokens": "many"}, "max_tokens is 'many'"),
         ({"top_p": "x"}, "top_p is 'x'"),
+        ({"seed": 99999999999999999999}, "seed is 99999999999999999999, which has more than 64 bits"),
+        ({"top_k": str(-(2**63) - 1)}, "top_k is '-9223372036854775809', which has more than 64 bits"),
     ],
 )
 def test_what_is_no_option_is_refused(values, message):

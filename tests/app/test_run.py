@@ -92,6 +92,14 @@ def test_piped_text_comes_before_the_prompt(home):
         (["run", "-m", "tiny", "--max-tokens", str(2**70), "x"], b"", 2, ["64 bits"]),
         (["run", "-m", "tiny", "--repeat-penalty", "0", "x"], b"", 2, ["repeat_penalty is 0.0"]),
         (["run", "-m", "tiny", "--stop", "", "x"], b"", 2, ["stop is ''"]),
+        (["run", "-m", "", "x"], b"", 2, ["--model is empty"]),
+        (["run", "-m", "tiny", "--schema", "", "x"], b"", 2, ["--schema is empty"]),
+        (["run", "-m", "tiny", "-s", "", "x"], b"", 2, ["--system is empty"]),
+        (["run", "-m", "tiny", "-f", __file__, "-f", "", "x"], b"", 2, ["--file is empty"]),
+        (["batch", "-s", "", "in", "out"], b"", 2, ["--system is empty"]),
+        (["serve", "--model", ""], b"", 2, ["--model is empty"]),
+        (["cache", "clear", "--model", ""], b"", 2, ["--model is empty"]),
+        (["logs", "search", "--model", "", "x"], b"", 2, ["--model is empty"]),
         (["run", "-m", "tiny", "--no-template", "--system", "y", "x"], b"", 2, ["--system"]),
         (["run", "--bogus"], b"", 2, ["--bogus"]),
         (["pull", "nope"], b"", 2, ["nope", "smollm2"]),
@@ -445,6 +453,19 @@ def test_an_answer_that_is_not_what_was_asked_for_ends_with_code_1(home, argumen
     assert all(word in message for word in words)
     assert message.count("\n") == 1
     assert b"```" not in done.stdout
+
+
+def test_an_answer_that_the_context_cuts_off_is_told_and_one_that_was_to_be_short_is_not(home):
+    arguments = ["run", "-m", "tiny", "--context", "40", "--private", "--json", "--seed", "1"]
+    done = pinyon(home, *arguments, "hello")
+    answer = json.loads(done.stdout)
+    assert (answer["finish_reason"], done.returncode) == ("length", 0)
+    assert done.stderr.decode() == (
+        f"pinyon: the answer was cut off after {answer['completion_tokens']} tokens: "
+        "the context of 40 tokens is full; raise --context, if the model takes more\n"
+    )
+    done = pinyon(home, *arguments, "--max-tokens", "3", "hello")
+    assert (json.loads(done.stdout)["finish_reason"], done.stderr) == ("length", b"")
 
 
 def test_a_schema_holds_the_answer(home):

@@ -113,8 +113,10 @@ def test_json_is_the_same_but_for_the_clock(home, alone, server):
     assert attached["decode_s"] > 0
 
 
-def test_a_larger_context_than_the_server_s_is_refused_with_both_numbers(home, server):
-    assert_refused(pinyon(home, *ANSWER, "--context", "9999", "x"), 4, "9,999", "256", "pinyon serve --context 9999")
+def test_a_larger_context_than_the_model_s_is_refused_as_without_a_server(home, alone, server):
+    arguments = [*ANSWER, "--context", "9999", "x"]
+    assert_refused(pinyon(home, *arguments), 4, "9,999", "256", "trained")
+    assert pinyon(home, *arguments).stderr == pinyon(alone, *arguments).stderr
     assert pinyon(home, *ANSWER, "--context", "100", "x").returncode == 0
 
 

@@ -49,6 +49,7 @@ class FakeModel:
     def __init__(self, name="m", error=None):
         self.name, self.context_tokens, self.threads, self.why_no_disk = name, 256, 2, ""
         self.record = SimpleNamespace(path=Path(f"/{name}.gguf"), name=name, source=Source.ADDED)
+        self.info = SimpleNamespace(trained_context_tokens=512)
         self.error = error
         self.digest = "ab" * 32
         self.may_end, self.cancelled, self.was_left = asyncio.Event(), False, False
@@ -304,11 +305,17 @@ async def test_a_load_that_takes_time_shows_how_far_it_is(client, service, monke
     assert isinstance(last, wire.Loaded)
 
 
-async def test_a_larger_context_is_refused_with_both_numbers(client):
-    error = await refusal(client, "load", wire.Load(b"/m.gguf", 1257))
+@pytest.mark.parametrize(
+    ("context", "words"),
+    [
+        (500, ["500", "256", "`pinyon serve --context 500`"]),
+        (1257, ["1,257", "trained for up to 512: ask for at most that"]),
+    ],
+)
+async def test_a_larger_context_is_refused_with_both_numbers_and_what_helps(client, context, words):
+    error = await refusal(client, "load", wire.Load(b"/m.gguf", context))
     assert type(error).__name__ == "DoesNotFitError"
-    assert "1,257" in str(error)
-    assert "256" in str(error)
+    assert all(word in str(error) for word in words)
 
 
 async def test_another_model_is_refused_in_the_service_s_words(client):

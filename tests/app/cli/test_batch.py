@@ -318,6 +318,21 @@ def test_two_batches_do_not_write_one_output(batch, here, capsys):
     assert batch({"prompt": "a"}, {"prompt": "b"}) == {1: "aaa", 2: "bbb"}
 
 
+def test_a_batch_leaves_nothing_but_the_lock(here):
+    batches = Folders.of_user().batches
+    with held(here / "out.jsonl", batches):
+        assert {path.stat().st_mode & 0o777 for path in batches.iterdir()} == {0o600}
+        assert sorted(path.suffix for path in batches.iterdir()) == [".lock", ".pid"]
+    assert [path.suffix for path in batches.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("files", [("-", "out.jsonl"), ("in.jsonl", "-")])
+def test_a_batch_has_no_pipes(here, files):
+    with pytest.raises(UsageError, match=r"a batch needs files: - is none"):
+        called(command, *files, "-m", "fake")
+    assert not (here / "-").exists()
+
+
 def test_without_an_input_or_a_model_no_output_is_made(batch, here, monkeypatch):
     faked(monkeypatch, ChatModel(echo))
     with pytest.raises(UsageError, match=r"none\.jsonl cannot be read"):

@@ -57,6 +57,7 @@ def test_options_of_a_line_are_over_the_common_ones(read):
         ("{}", "line 2: it needs a prompt or messages, and not both"),
         ('{"prompt": "x", "messages": [{"role": "user", "content": "x"}]}', "not both"),
         ('{"messages": []}', "it needs a prompt"),
+        ('{"prompt": "x", "messages": []}', "not both"),
         ('{"prompt": "x", "promt": "y"}', "promt"),
         ('{"prompt": 1}', "Expected `str"),
         ('{"messages": [{"role": "tool", "content": "x"}]}', "tool"),
@@ -72,6 +73,11 @@ def test_options_of_a_line_are_over_the_common_ones(read):
 def test_a_line_that_cannot_be_asked_is_named(read, line, words):
     with pytest.raises(UsageError, match=words):
         read('{"prompt": "x"}', line)
+
+
+def test_an_input_may_begin_with_a_byte_order_mark(read):
+    (question,) = read('\ufeff{"prompt": "x"}')
+    assert said(question) == [("user", "x")]
 
 
 def test_an_input_that_is_not_there(tmp_path):

@@ -277,6 +277,8 @@ def test_a_time_limit_that_passes_before_the_engine_knows_the_request_ends_it_to
     model.generate = rendered_slowly
     with pytest.raises(AnswerError, match=r"stopped after 0\.01 s"):
         asked("x", "--timeout", "0.01", model=model)
+    with pytest.raises(AnswerError, match=r"stopped after 0\.01 s, .*; the answer has no whole code block"):
+        asked("-x", "x", "--timeout", "0.01", model=model)
 
 
 def test_nothing_goes_on_where_nothing_is_kept(asked, monkeypatch):
@@ -495,6 +497,7 @@ def test_a_conversation_that_cannot_be_read_is_not_said_to_be_missing(asked, loc
         (["-i", "--private"], "-i goes on.*--private"),
         (["-i", "--dry-run"], "-i goes on.*--dry-run"),
         (["-o", "seed=1", "--seed", "2"], "seed is given twice"),
+        (["-f", "-", "-f", "-"], "-f - is given twice"),
         (["-t", "none"], "no template"),
         (["-f", "none"], "none cannot be attached: No such file"),
         (["--schema", "a b c"], "'a b c'"),

@@ -101,6 +101,21 @@ def test_jsonl_is_one_line_of_messages_as_openai_has_them():
     assert with_thoughts["messages"][1]["reasoning_content"] == GIVEN.reasoning
 
 
+def test_jsonl_is_what_a_model_is_shown():
+    path = [
+        Message(1, "c", None, Role.SYSTEM, "first", "", State.COMPLETE, 0.0),
+        ASKED,
+        Message(3, "c", 2, Role.ASSISTANT, "", "", State.FAILED, 0.0, error="the engine died"),
+        Message(4, "c", 3, Role.SYSTEM, "last", "", State.COMPLETE, 0.0),
+        GIVEN,
+    ]
+    assert json.loads(export.jsonl(CONVERSATION, path))["messages"] == [
+        {"role": "system", "content": "last"},
+        {"role": "user", "content": ASKED.text},
+        {"role": "assistant", "content": GIVEN.text},
+    ]
+
+
 class Document(html.parser.HTMLParser):
     """Which tags an HTML document has, and what text each kind of them holds."""
 

@@ -188,6 +188,28 @@ async def test_in_a_pipe_the_first_failure_is_the_exit_code(talk, lines, how, co
     assert talk.code is ExitCode.OK
 
 
+@pytest.mark.parametrize("command", ["/system", "/rename", "/export", "/search"])
+async def test_in_a_pipe_no_command_takes_the_next_line_for_its_answer(talk, command, monkeypatch):
+    with contextlib.closing(History.in_memory()) as history:
+        _, err = await talk("One", command, "Two", history=history)
+        said = [message.text for message in history.tree(history.latest().id).path()]
+    assert said[::2] == ["One", "Two"]
+    assert "on the line of the command" in err
+    assert talk.code is ExitCode.USAGE
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    _, err = await talk(command, "")
+    assert "on the line of the command" not in err
+
+
+async def test_a_line_that_is_not_utf_8_is_refused_and_the_next_one_is_heard(talk):
+    with contextlib.closing(History.in_memory()) as history:
+        _, err = await talk("caf\udce9", "Two", history=history)
+        said = [message.text for message in history.tree(history.latest().id).path()]
+    assert said[::2] == ["Two"]
+    assert "Error: the line is not UTF-8: byte 0xe9" in err
+    assert talk.code is ExitCode.USAGE
+
+
 async def test_quit_leaves(talk):
     out, _ = await talk("/quit", "Hello")
     assert "Answer" not in out

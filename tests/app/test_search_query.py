@@ -1,7 +1,7 @@
 import pytest
 
 from pinyon.app.history.records import Role
-from pinyon.app.tui.search_query import Query, query_of
+from pinyon.app.search_query import Query, query_of
 
 
 @pytest.mark.parametrize(
