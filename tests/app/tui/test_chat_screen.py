@@ -966,3 +966,10 @@ async def test_a_model_that_thinks_is_watched_thinking_and_its_thoughts_stay_out
         assert copied == ["Aye."]
         assert thoughts not in (tmp_path / "without.md").read_text()
         assert thoughts in (tmp_path / "with.md").read_text()
+
+
+@pytest.mark.parametrize("key", ["up", "down"])
+async def test_among_no_messages_up_and_down_choose_none(chat, key):
+    await chat.pilot.press("ctrl+t", key, "escape")
+    await chat.until(lambda: chat.screen.focused is chat.screen.prompt)
+    assert chat.screen.selected is None
