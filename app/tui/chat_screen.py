@@ -124,8 +124,8 @@ class ChatScreen(Screen[None]):
     # What the dialogue tells
 
     async def opened(self, at: int | None) -> None:
-        conversation, path = self.dialogue.conversation, self.dialogue.path
-        tree = None if conversation is None else self.history.tree(conversation.id)
+        path = self.dialogue.path
+        tree = self.history.tree(path[0].conversation) if path else None
         await self.transcript.show([self._shown(message, tree) for message in path])
         if at is not None:
             await self.transcript.choose(at)

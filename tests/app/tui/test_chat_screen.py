@@ -973,3 +973,17 @@ async def test_among_no_messages_up_and_down_choose_none(chat, key):
     await chat.pilot.press("ctrl+t", key, "escape")
     await chat.until(lambda: chat.screen.focused is chat.screen.prompt)
     assert chat.screen.selected is None
+
+
+async def test_what_is_said_in_a_conversation_that_was_deleted_elsewhere_begins_a_new_one(chat):
+    await chat.says("one")
+    gone = chat.dialogue.conversation.id
+    chat.history.delete(gone)
+    await chat.pilot.press("up", "ctrl+t", "up", "e")
+    chat.screen.prompt.focus()
+    await chat.says("two")
+    assert chat.texts == ["two", "Aye."]
+    assert chat.dialogue.conversation.id != gone
+    assert [each.title for each in chat.history.conversations()] == ["two"]
+    assert [view.shown.text for view in chat.screen.transcript.views.values()] == ["two", "Aye."]
+    assert chat.told[-1] == "the conversation was deleted elsewhere: what you say begins a new one"
