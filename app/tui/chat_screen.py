@@ -1,5 +1,6 @@
 """The screen of the chat: puts its parts together, and shows what the dialogue tells."""
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -15,6 +16,7 @@ from textual.widgets import Footer, Static, TextArea
 from pinyon.app.attachments import joined
 from pinyon.app.backend import Backend
 from pinyon.app.conversing import Choices
+from pinyon.app.errors import UsageError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Message, Role
 from pinyon.app.history.tree import Tree
@@ -24,7 +26,7 @@ from pinyon.app.tui.actions import is_cut
 from pinyon.app.tui.chips import Chips
 from pinyon.app.tui.dialogs import LineDialog, TextDialog
 from pinyon.app.tui.dialogue import Dialogue
-from pinyon.app.tui.draft import Draft
+from pinyon.app.tui.draft import Draft, Piece, without_mentions
 from pinyon.app.tui.dropped import dropped_paths
 from pinyon.app.tui.editing import Editing
 from pinyon.app.tui.figures import footer
@@ -195,7 +197,12 @@ class ChatScreen(Screen[None]):
             self.prompt.take()
             self.do(command[0].id, command[1])
         elif not self._draft.is_empty:
-            await self._send()
+            try:
+                await self._attach_mentioned()
+            except UsageError as error:
+                self.failed(error)
+            else:
+                await self._send()
 
     async def on_prompt_pasted(self, event: Prompt.Pasted) -> None:
         event.stop()
@@ -336,6 +343,13 @@ class ChatScreen(Screen[None]):
         self.prompt.take()
         self.chips.put(())
         return draft
+
+    async def _attach_mentioned(self) -> None:
+        """Attach what is named behind an @ and was not picked. Raises UsageError, and then nothing is."""
+        rest, paths = without_mentions(self.prompt.text)
+        pieces = [await asyncio.to_thread(Piece.of_source, path, urls=False) for path in paths]
+        if pieces:
+            self._put_draft(Draft(rest, (*self.chips.pieces, *pieces)))
 
     async def _send(self) -> None:
         draft = self._take_draft()

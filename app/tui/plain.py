@@ -19,7 +19,7 @@ from pinyon.app.settings import Folders, Settings
 from pinyon.app.tui import amounts, commands
 from pinyon.app.tui.actions import Actions
 from pinyon.app.tui.dialogue import Dialogue
-from pinyon.app.tui.draft import Draft, Piece
+from pinyon.app.tui.draft import Draft, Piece, without_mentions
 from pinyon.app.tui.search_query import query_of
 from pinyon.app.tui.turns import EXPECTED
 from pinyon.engine.events import Chunk, Event, Failed
@@ -166,13 +166,16 @@ class PlainChat:
             if command is not None:
                 await self._actions.do(command[0].id, command[1])
             elif text or self._attached:
-                self._say(text)
+                await self._say(text)
         except EXPECTED as error:
             self.failed(error)
 
-    def _say(self, text: str) -> None:
+    async def _say(self, text: str) -> None:
+        rest, paths = without_mentions(text)
+        for path in paths:
+            await self.attach(path)
         going, self._attached = self._attached, []
-        self.dialogue.say(Draft(text, tuple(going)))
+        self.dialogue.say(Draft(rest, tuple(going)))
 
     def _read(self, prompt: str) -> str | None:
         """Return the next line; None at the end of input. Nothing else goes on meanwhile."""

@@ -987,3 +987,21 @@ async def test_what_is_said_in_a_conversation_that_was_deleted_elsewhere_begins_
     assert [each.title for each in chat.history.conversations()] == ["two"]
     assert [view.shown.text for view in chat.screen.transcript.views.values()] == ["two", "Aye."]
     assert chat.told[-1] == "the conversation was deleted elsewhere: what you say begins a new one"
+
+
+async def test_a_path_that_is_typed_out_behind_an_at_goes_along(chat, files):
+    path, text = next(iter(files.items()))
+    await chat.says(f"What is @{path} and @nothing.here")
+    assert chat.model.asked[0].prompt.messages[0].content == f"{text}\n\nWhat is and @nothing.here"
+    question = chat.dialogue.path[0]
+    assert [each.name for each in question.attached] == [path]
+    assert question.typed == "What is and @nothing.here"
+
+
+async def test_a_path_behind_an_at_that_cannot_be_attached_is_told_and_nothing_is_sent(chat, files, tmp_path):
+    (tmp_path / "image.txt").write_bytes(b"\x89PNG")
+    text = f"compare @{next(iter(files))} with @{tmp_path / 'image.txt'} please"
+    await chat.types(text)
+    await chat.until(lambda: chat.told)
+    assert "a PNG image" in chat.told[0]
+    assert (chat.screen.prompt.text, chat.screen.chips.pieces, chat.texts) == (text, (), [])

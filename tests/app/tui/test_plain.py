@@ -191,3 +191,13 @@ async def test_in_a_pipe_the_first_failure_is_the_exit_code(talk, lines, how, co
 async def test_quit_leaves(talk):
     out, _ = await talk("/quit", "Hello")
     assert "Answer" not in out
+
+
+async def test_a_path_that_is_typed_out_behind_an_at_goes_along(talk, tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("the notes")
+    with contextlib.closing(History.in_memory()) as history:
+        _, err = await talk(f"what is in @{file} here", history=history)
+        message = history.tree(history.latest().id).path()[0]
+    assert "goes along with the next message" in err
+    assert (message.typed, message.text.count("the notes")) == ("what is in here", 1)
