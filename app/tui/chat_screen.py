@@ -95,6 +95,7 @@ class ChatScreen(Screen[None]):
         self._conversation = conversation
         self.editing = Editing(self.dialogue.cost_of, self._estimate, self._show_status)
         self._recalled = 0
+        self._laid_aside = Draft("")
         self._was_wide: bool | None = None
         self._prefill: Progress | None = None
 
@@ -312,7 +313,9 @@ class ChatScreen(Screen[None]):
         self.app.exit()
 
     def edit(self, message: Message) -> None:
-        """Have a message of the user's edited in the prompt; sending it makes a branch."""
+        """Have a message of the user's edited in the prompt; sending it makes a branch. What stands there comes back at the end."""
+        if self.editing.message is None:
+            self._laid_aside = self._draft
         self.editing.begin(message)
         self._put_draft(Draft.of(message))
         self.prompt.focus()
@@ -320,7 +323,7 @@ class ChatScreen(Screen[None]):
     def give_up_edit(self) -> None:
         """Leave everything as it stands."""
         if self.editing.end() is not None:
-            self._take_draft()
+            self._put_draft(self._laid_aside)
 
     async def _guarded(self, doing: Coroutine[None, None, None]) -> None:
         try:
@@ -358,6 +361,7 @@ class ChatScreen(Screen[None]):
             self.dialogue.say(draft)
         else:
             self.dialogue.edit(edited, draft)
+            self._put_draft(self._laid_aside)
 
     def _estimate(self, estimating: Callable[[], Coroutine[None, None, None]]) -> None:
         work: WorkType[None] = (

@@ -1005,3 +1005,20 @@ async def test_a_path_behind_an_at_that_cannot_be_attached_is_told_and_nothing_i
     await chat.until(lambda: chat.told)
     assert "a PNG image" in chat.told[0]
     assert (chat.screen.prompt.text, chat.screen.chips.pieces, chat.texts) == (text, (), [])
+
+
+@pytest.mark.parametrize("key", ["escape", "enter"])
+async def test_what_stood_in_the_prompt_before_an_edit_comes_back_after_it(chat, files, key):
+    await chat.says("one")
+    await chat.says("two")
+    path = next(iter(files))
+    await attach(chat, path)
+    chat.screen.prompt.put("a draft")
+    for command in ("edit", "edit"):  # another one while one is edited
+        chat.screen.do(command, str(chat.dialogue.path[0].id))
+        await chat.until(lambda: chat.screen.prompt.text == "one")
+    await chat.pilot.press(key)
+    await chat.settled()
+    assert chat.screen.prompt.text == "a draft"
+    assert [each.label for each in chat.screen.chips.pieces] == [path]
+    assert chat.screen.editing.message is None
