@@ -18,7 +18,6 @@ from pinyon.app.templates import read_template, template_names
 from pinyon.app.tui import commands, reports
 from pinyon.app.tui.dialogue import Dialogue
 from pinyon.app.tui.exporting import export_to, suggested_name
-from pinyon.engine.events import FinishReason
 from pinyon.models.disk import printable
 from pinyon.models.store import Store
 
@@ -212,5 +211,5 @@ class Actions:
 
 def is_cut(message: Message) -> bool:
     """Whether an answer has more to say: it was stopped, its process died, or it reached its limit."""
-    at_limit = message.answered is not None and message.answered.finish_reason is FinishReason.LENGTH
+    at_limit = reports.is_at_limit(message)
     return message.role is Role.ASSISTANT and bool(message.text) and (at_limit or message.state in _CUT)

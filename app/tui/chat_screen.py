@@ -372,13 +372,14 @@ class ChatScreen(Screen[None]):
     def _shown(self, message: Message, tree: Tree | None = None) -> Shown:
         siblings = (tree or self.history.tree(message.conversation)).siblings(message.id)
         figures, answered = reports.figures_of(message), message.answered
+        cut = reports.cut_off(message, commands.keymap(self.settings.keys)["go_on"].split(",")[0])
         return Shown(
             message.id,
             message.role,
             message.typed,
             message.reasoning,
             message.state,
-            "" if figures is None else footer(figures),
+            " · ".join(filter(None, (cut, "" if figures is None else footer(figures)))),
             (siblings.index(message.id), len(siblings)),
             tuple(f"{each.name} {amounts.cost(each.tokens or None, each.size_bytes)}" for each in message.attached),
             message.error,

@@ -16,7 +16,7 @@ from pinyon.app.errors import GenerationFailedError, UsageError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Message, Role, State
 from pinyon.app.settings import Folders, Settings
-from pinyon.app.tui import amounts, commands
+from pinyon.app.tui import amounts, commands, reports
 from pinyon.app.tui.actions import Actions
 from pinyon.app.tui.dialogue import Dialogue
 from pinyon.app.tui.draft import Draft, Piece, without_mentions
@@ -27,6 +27,7 @@ from pinyon.models.errors import ModelNotFoundError
 
 SHOWN: Final = 20
 """How many conversations or hits are listed."""
+_GO_ON: Final = "/continue"
 _SPEAKERS: Final = {Role.SYSTEM: "Instructions", Role.USER: "You", Role.ASSISTANT: "Answer"}
 
 
@@ -115,6 +116,8 @@ class PlainChat:
         self._line = ""
         if message.state is not State.COMPLETE:
             self._print(f"Error: {message.error}" if message.error else "stopped")
+        elif cut := reports.cut_off(message, _GO_ON):
+            self._print(cut)
 
     def changed(self) -> None:
         pass
@@ -244,5 +247,6 @@ class PlainActions(Actions):
 def _spoken(message: Message) -> str:
     """A message of the past, its speaker in front; what is attached by its name; how it ended where it is not whole."""
     attached = "".join(f"[{each.name}] " for each in message.attached)
-    end = "" if message.state is State.COMPLETE else f" ({message.error or message.state})"
+    state = reports.cut_off(message, _GO_ON) if message.state is State.COMPLETE else message.error or message.state
+    end = f" ({state})" if state else ""
     return for_stdout(f"{_SPEAKERS[message.role]}: {attached}{message.typed}{end}")

@@ -13,6 +13,7 @@ from textual.widgets import Input, OptionList
 from tiny_models import write_tiny_llama
 
 from pinyon.app.ask import SamplingChoice
+from pinyon.app.conversing import Choices
 from pinyon.app.errors import SettingsError, UsageError
 from pinyon.app.history.errors import HistoryLockedError
 from pinyon.app.history.records import Answered, Role, State
@@ -528,8 +529,6 @@ async def test_an_error_is_shown_with_its_message(tmp_path):
 
 
 async def test_a_private_chat_asks_for_nothing_to_be_kept(tmp_path):
-    from pinyon.app.conversing import Choices
-
     async with running(FakeChat(tmp_path, says("Aye."), choices=Choices(private=True))) as chat:
         await chat.says("one")
         assert chat.model.asked[0].private
@@ -1022,3 +1021,20 @@ async def test_what_stood_in_the_prompt_before_an_edit_comes_back_after_it(chat,
     assert chat.screen.prompt.text == "a draft"
     assert [each.label for each in chat.screen.chips.pieces] == [path]
     assert chat.screen.editing.message is None
+
+
+async def test_an_answer_that_ran_into_its_limit_says_so(tmp_path):
+    chat = FakeChat(
+        tmp_path, says(LONG), choices=Choices(max_tokens=5), settings=Settings(keys={"go_on": "x", "copy": "c"})
+    )
+    async with running(chat):
+        await chat.says("one")
+        answer = chat.dialogue.path[-1]
+        assert (answer.text, answer.state) == (LONG[:5], State.COMPLETE)
+        foot = chat.screen.transcript.views[answer.id]._foot
+        assert str(foot.content).startswith("cut off at 5 tokens; x goes on · ")
+        chat.dialogue.choices = Choices()
+        await chat.pilot.press("ctrl+t", "x")
+        await chat.until(lambda: chat.texts == ["one", LONG[:5] + LONG])
+        await chat.settled()
+        assert "cut off" not in chat.screen._shown(chat.dialogue.path[-1]).footer

@@ -201,3 +201,11 @@ async def test_a_path_that_is_typed_out_behind_an_at_goes_along(talk, tmp_path):
         message = history.tree(history.latest().id).path()[0]
     assert "goes along with the next message" in err
     assert (message.typed, message.text.count("the notes")) == ("what is in here", 1)
+
+
+async def test_an_answer_that_ran_into_its_limit_says_so(talk):
+    with contextlib.closing(History.in_memory()) as history:
+        _, err = await talk("/params max_tokens=5", "Hello", history=history)
+        assert err == "cut off at 5 tokens; /continue goes on\n"
+        out, _ = await talk(history=history, conversation=history.latest().id)
+    assert "Answer: First (cut off at 5 tokens; /continue goes on)" in out
