@@ -1,12 +1,13 @@
 """Sampling parameters and limits by name: `-o temperature=0.5`, a template's `[options]`, a batch's `options`."""
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 
 from pinyon.app.ask import SamplingChoice
 from pinyon.app.errors import UsageError
+from pinyon.engine.request import GenerateRequest, SamplingParams
 
 
 class NamedOptions(msgspec.Struct, frozen=True):
@@ -14,6 +15,11 @@ class NamedOptions(msgspec.Struct, frozen=True):
 
     sampling: SamplingChoice = SamplingChoice()
     max_tokens: int | None = None
+
+    def checked(self) -> Self:
+        """Return self, or raise InvalidRequestError naming the first option that is out of range for every model."""
+        GenerateRequest("", (), self.sampling.over(SamplingParams()), self.max_tokens).checked(vocab_size=0)
+        return self
 
 
 _TYPES: Final = {

@@ -164,7 +164,7 @@ class Actions:
         if argument == "clear":
             self._dialogue.choose(None)
         elif argument:
-            self._dialogue.choose(named_options(named_values(argument.split(), "/params")))
+            self._dialogue.choose(named_options(named_values(argument.split(), "/params")).checked())
         await self._desk.show("How tokens are drawn", reports.params_report(self._dialogue.choices))
 
     # To look at

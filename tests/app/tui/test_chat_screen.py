@@ -1038,3 +1038,11 @@ async def test_an_answer_that_ran_into_its_limit_says_so(tmp_path):
         await chat.until(lambda: chat.texts == ["one", LONG[:5] + LONG])
         await chat.settled()
         assert "cut off" not in chat.screen._shown(chat.dialogue.path[-1]).footer
+
+
+async def test_a_parameter_out_of_range_is_told_at_once_and_not_chosen(chat):
+    before = chat.dialogue.choices
+    await chat.types("/params seed=7 temperature=9999")
+    await chat.until(lambda: chat.told)
+    assert "temperature is 9999.0; allowed: 0, or " in chat.told[0]
+    assert chat.dialogue.choices == before

@@ -209,3 +209,9 @@ async def test_an_answer_that_ran_into_its_limit_says_so(talk):
         assert err == "cut off at 5 tokens; /continue goes on\n"
         out, _ = await talk(history=history, conversation=history.latest().id)
     assert "Answer: First (cut off at 5 tokens; /continue goes on)" in out
+
+
+async def test_a_parameter_out_of_range_is_told_at_once(talk):
+    _, err = await talk("/params temperature=9999", "Hello")
+    assert err.startswith("Error: temperature is 9999.0; allowed: 0, or ")
+    assert talk.chat.dialogue.choices.sampling.temperature is None
