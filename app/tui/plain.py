@@ -83,6 +83,12 @@ class PlainChat:
         self._attached.append(piece)
         self.told(f"{piece.label} ({amounts.cost(piece.tokens, piece.size_bytes)}) goes along with the next message")
 
+    def detach(self) -> None:
+        """Leave out what was attached last. Raises UsageError where nothing is."""
+        if not self._attached:
+            raise UsageError("nothing is attached")
+        self.told(f"{self._attached.pop().label} is left out")
+
     # The dialogue's audience
 
     async def opened(self, _at: int | None) -> None:
@@ -229,6 +235,9 @@ class PlainActions(Actions):
         if not path:
             raise UsageError("which file? /attach PATH")
         await self._chat.attach(path)
+
+    async def detach(self, _argument: str) -> None:
+        self._chat.detach()
 
     async def help(self, _argument: str) -> None:
         here = [action for action in commands.ACTIONS if action.slash and hasattr(self, action.id)]

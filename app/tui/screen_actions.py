@@ -66,6 +66,9 @@ class ScreenActions(Actions):
             self._screen.prompt.insert("@")
         self._screen.prompt.focus()
 
+    async def detach(self, _argument: str) -> None:
+        self._screen.chips.remove_last()
+
     async def editor(self, _argument: str) -> None:
         prompt = self._screen.prompt
         prompt.put(await written_in_editor(self._screen.app, prompt.text))

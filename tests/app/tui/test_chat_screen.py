@@ -1046,3 +1046,30 @@ async def test_a_parameter_out_of_range_is_told_at_once_and_not_chosen(chat):
     await chat.until(lambda: chat.told)
     assert "temperature is 9999.0; allowed: 0, or " in chat.told[0]
     assert chat.dialogue.choices == before
+
+
+async def test_backspace_in_an_empty_prompt_removes_the_last_chip(chat, files):
+    await attach(chat, *files)
+    chat.screen.prompt.put("ab")
+    seen = []
+    for key in ("backspace",) * 5:
+        await chat.pilot.press(key)
+        await chat.settled()
+        seen.append((chat.screen.prompt.text, len(chat.screen.chips.pieces)))
+    assert seen == [("a", 2), ("", 2), ("", 1), ("", 0), ("", 0)]
+    await chat.pilot.press("f1")
+    await chat.until(lambda: chat.app.screen is not chat.screen)
+    assert "/detach" in dialog_text(chat)
+    assert "(backspace)" in dialog_text(chat)
+
+
+async def test_with_another_key_for_it_backspace_in_an_empty_prompt_removes_no_chip(tmp_path, files):
+    async with running(FakeChat(tmp_path, says("Aye."), settings=Settings(keys={"detach": "f9"}))) as chat:
+        await attach(chat, *files)
+        chat.screen.prompt.put("ab")
+        seen = []
+        for key in ("backspace", "backspace", "backspace", "f9"):
+            await chat.pilot.press(key)
+            await chat.settled()
+            seen.append((chat.screen.prompt.text, len(chat.screen.chips.pieces)))
+        assert seen == [("a", 2), ("", 2), ("", 2), ("", 1)]

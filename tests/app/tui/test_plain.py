@@ -215,3 +215,11 @@ async def test_a_parameter_out_of_range_is_told_at_once(talk):
     _, err = await talk("/params temperature=9999", "Hello")
     assert err.startswith("Error: temperature is 9999.0; allowed: 0, or ")
     assert talk.chat.dialogue.choices.sampling.temperature is None
+
+
+async def test_what_was_attached_can_be_left_out_again(talk, tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("the notes")
+    _, err = await talk(f"/attach {file}", "/detach", "/detach", "Hello")
+    assert err.splitlines()[1:] == [f"{file} is left out", "Error: nothing is attached"]
+    assert talk.chat.dialogue.model.asked[0].prompt.messages[0].content == "Hello"
