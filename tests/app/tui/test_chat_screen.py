@@ -1073,3 +1073,17 @@ async def test_with_another_key_for_it_backspace_in_an_empty_prompt_removes_no_c
             await chat.settled()
             seen.append((chat.screen.prompt.text, len(chat.screen.chips.pieces)))
         assert seen == [("a", 2), ("", 2), ("", 2), ("", 1)]
+
+
+@pytest.mark.parametrize("size", [(50, 14), (20, 5), (120, 10), (120, 14), (40, 40)])
+@pytest.mark.parametrize("keys", [("f2",), ("ctrl+b",), ("f2", "ctrl+b")])
+async def test_however_small_the_screen_the_prompt_stays_visible(tmp_path, size, keys):
+    async with running(FakeChat(tmp_path, says("Aye.")), size) as chat:
+        chat.screen.prompt.put("something to say")
+        await chat.pilot.press(*keys)
+        await chat.pilot.pause()
+        prompt = chat.screen.prompt
+        assert prompt.content_region.height == 1
+        assert chat.screen.find_widget(prompt).visible_region.contains_region(prompt.content_region)
+        assert chat.screen.get_widget_at(*prompt.content_region.offset)[0] is prompt
+        assert chat.screen.query_one("#gauges").display is ("f2" in keys)
