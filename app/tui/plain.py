@@ -246,7 +246,7 @@ class PlainActions(Actions):
     async def _choose(self, titles: list[str]) -> int | None:
         """Return the place of the one that the user chooses."""
         if not titles:
-            self._chat.told("there is none")
+            self._chat.told("nothing found")
             return None
         await self._chat.show("Found", "\n".join(f"{number}: {title}" for number, title in enumerate(titles, 1)))
         answer = await self._chat.ask("Number to open, or nothing", "")

@@ -1087,3 +1087,23 @@ async def test_however_small_the_screen_the_prompt_stays_visible(tmp_path, size,
         assert chat.screen.find_widget(prompt).visible_region.contains_region(prompt.content_region)
         assert chat.screen.get_widget_at(*prompt.content_region.offset)[0] is prompt
         assert chat.screen.query_one("#gauges").display is ("f2" in keys)
+
+
+async def test_a_search_says_what_is_wrong_with_a_filter_and_where_nothing_is_found(chat):
+    await chat.says("the pinyon jay")
+    await chat.types("/search jay")
+    await chat.until(lambda: isinstance(chat.app.screen, SearchScreen))
+    line, note = chat.app.screen.query_one(Input), chat.app.screen.query_one(".note")
+    await chat.until(lambda: chat.app.screen.query_one(OptionList).option_count == 1)
+    seen = []
+    for text in ("role:bogus jay", "since:abc", "crow", "role:user jay", ""):
+        line.value = text
+        await chat.until(lambda text=text: chat.app.screen._words == text)
+        seen.append((note.display, str(note.content), chat.app.screen.query_one(OptionList).option_count))
+    assert seen == [
+        (True, "role is 'bogus': it can be system, user, assistant", 0),
+        (True, "since is 'abc': give a number of minutes, hours, days or weeks, as 45m, 12h, 30d or 2w", 0),
+        (True, "nothing found", 0),
+        (False, "", 1),
+        (False, "", 0),
+    ]

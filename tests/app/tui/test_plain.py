@@ -223,3 +223,8 @@ async def test_what_was_attached_can_be_left_out_again(talk, tmp_path):
     _, err = await talk(f"/attach {file}", "/detach", "/detach", "Hello")
     assert err.splitlines()[1:] == [f"{file} is left out", "Error: nothing is attached"]
     assert talk.chat.dialogue.model.asked[0].prompt.messages[0].content == "Hello"
+
+
+async def test_a_search_says_what_is_wrong_with_a_filter_and_where_nothing_is_found(talk):
+    _, err = await talk("/search role:bogus", "/search crow")
+    assert err == "Error: role is 'bogus': it can be system, user, assistant\nnothing found\n"
