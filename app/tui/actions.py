@@ -91,8 +91,9 @@ class Actions:
         self._desk.told("the conversation is deleted; /undo takes that back")
 
     async def undo(self, _argument: str) -> None:
-        if not await self._dialogue.undo():
+        if not (back := await self._dialogue.undo()):
             raise UsageError("nothing was deleted that could come back")
+        self._desk.told(f"{back} is back")
 
     async def export(self, argument: str) -> None:
         conversation, path = self._dialogue.conversation, self._dialogue.path

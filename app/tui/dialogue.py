@@ -120,17 +120,18 @@ class Dialogue(Turns):
         except EXPECTED as error:
             self._audience.failed(error, f"not all that is cached of it could be forgotten: {error}")
 
-    async def undo(self) -> bool:
-        """Take the last deletion back; False where there is none."""
+    async def undo(self) -> str:
+        """Take the last deletion back and return what is there again; empty where there is no deletion."""
         if not self._deleted:
-            return False
+            return ""
         conversation, leaf = self._deleted.pop()
         if leaf is None:
             self.history.undelete(conversation)
         else:
             self.history.use_leaf(conversation, leaf)
         await self.open(conversation)
-        return True
+        title = self.history.conversation(conversation).title
+        return f"the conversation {title!r}" if leaf is None else "what was left out"
 
     async def close(self) -> None:
         """Stop everything. What was written is kept, so is what waits to be said, and nothing of it is told any more."""

@@ -1107,3 +1107,15 @@ async def test_a_search_says_what_is_wrong_with_a_filter_and_where_nothing_is_fo
         (False, "", 1),
         (False, "", 0),
     ]
+
+
+async def test_undo_tells_what_is_back_and_the_deletion_is_told_no_more(chat):
+    await chat.says("one")
+    for command, back in (("/delete", "what was left out"), ("/delete-conversation", "the conversation 'one'")):
+        await chat.types(command)
+        await chat.settled()
+        assert chat.told[-1].endswith("/undo takes that back")
+        await chat.types("/undo")
+        await chat.settled()
+        assert chat.told == [f"{back} is back"]
+        assert chat.texts == ["one", "Aye."]
