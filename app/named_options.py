@@ -53,5 +53,6 @@ def _converted(name: str, value: object) -> object:
         raise UsageError(f"there is no option {name!r}; the options are {', '.join(_TYPES)}")
     try:
         return msgspec.convert(value, _TYPES[name], strict=False)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"the option {name} is {value!r}: {error}") from None
+    except msgspec.ValidationError:
+        kind = "a whole number" if _TYPES[name] == int | None else "a number"
+        raise UsageError(f"the option {name} is {value!r}: it has to be {kind}") from None

@@ -21,9 +21,9 @@ def test_numbers_come_as_numbers_or_as_text():
     [
         ({"temprature": 1}, "no option 'temprature'; the options are temperature, top_k"),
         ({"logit_bias": "1"}, "no option 'logit_bias'"),
-        ({"seed": "7.5"}, "seed is '7.5'"),
+        ({"seed": "7.5"}, "the option seed is '7.5': it has to be a whole number"),
         ({"max_tokens": "many"}, "max_tokens is 'many'"),
-        ({"top_p": "x"}, "top_p is 'x'"),
+        ({"top_p": "x"}, "the option top_p is 'x': it has to be a number"),
     ],
 )
 def test_what_is_no_option_is_refused(values, message):

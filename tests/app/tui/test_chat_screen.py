@@ -1119,3 +1119,15 @@ async def test_undo_tells_what_is_back_and_the_deletion_is_told_no_more(chat):
         await chat.settled()
         assert chat.told == [f"{back} is back"]
         assert chat.texts == ["one", "Aye."]
+
+
+async def test_what_cannot_be_done_is_told_in_words(chat, tmp_path):
+    await chat.says("one")
+    file = tmp_path / "no" / "talk.md"
+    for command in (f"/export {file}", "/params seed=abc"):
+        await chat.types(command)
+        await chat.settled()
+    assert chat.told == [
+        f"{file} cannot be written: No such file or directory",
+        "the option seed is 'abc': it has to be a whole number",
+    ]
