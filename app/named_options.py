@@ -1,12 +1,13 @@
 """Sampling parameters and limits by name: `-o temperature=0.5`, a template's `[options]`, a batch's `options`."""
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 
 from pinyon.app.ask import SamplingChoice
 from pinyon.app.errors import UsageError
+from pinyon.engine.request import GenerateRequest, SamplingParams
 
 
 class NamedOptions(msgspec.Struct, frozen=True):
@@ -14,6 +15,11 @@ class NamedOptions(msgspec.Struct, frozen=True):
 
     sampling: SamplingChoice = SamplingChoice()
     max_tokens: int | None = None
+
+    def checked(self) -> Self:
+        """Return self, or raise InvalidRequestError naming the first option that is out of range for every model."""
+        GenerateRequest("", (), self.sampling.over(SamplingParams()), self.max_tokens).checked(vocab_size=0)
+        return self
 
 
 _TYPES: Final = {
@@ -50,8 +56,9 @@ def _converted(name: str, value: object) -> object:
         raise UsageError(f"there is no option {name!r}; the options are {', '.join(_TYPES)}")
     try:
         converted: object = msgspec.convert(value, _TYPES[name], strict=False)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"the option {name} is {value!r}: {error}") from None
+    except msgspec.ValidationError:
+        kind = "a whole number" if _TYPES[name] == int | None else "a number"
+        raise UsageError(f"the option {name} is {value!r}: it has to be {kind}") from None
     if isinstance(converted, int) and converted not in _SENDABLE:
         raise UsageError(f"the option {name} is {value!r}, which has more than 64 bits")
     return converted

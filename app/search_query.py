@@ -1,6 +1,5 @@
 """What is searched for, as one types it: words, and filters among them."""
 
-import contextlib
 import re
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ class Query(NamedTuple):
 
 
 def query_of(text: str, clock: Callable[[], float] = time.time) -> Query:
-    """Return the query that a text is; a filter that makes no sense (`role:x`, `since:soon`) is words like any other."""
+    """Return the query that a text is. Raises UsageError for a filter that makes no sense (`role:x`, `since:soon`)."""
     role, model, since = None, None, None
 
     def filtered(match: re.Match[str]) -> str:
@@ -31,19 +30,13 @@ def query_of(text: str, clock: Callable[[], float] = time.time) -> Query:
         name, value = match[1].lower(), match[2]
         if name == "model":
             model = value
-        elif name == "role" and value.lower() in set(Role):
+        elif name == "since":
+            since = clock() - age_s(value.lower(), "since")
+        elif value.lower() in set(Role):
             role = Role(value.lower())
-        elif name == "since" and (age := _age_s(value.lower())) is not None:
-            since = clock() - age
         else:
-            return match[0]
+            raise UsageError(f"role is {value!r}: it can be {', '.join(Role)}")
         return ""
 
     words = " ".join(_FILTER.sub(filtered, text).split())
     return Query(words, role, model, since)
-
-
-def _age_s(text: str) -> float | None:
-    with contextlib.suppress(UsageError):
-        return age_s(text, "since")
-    return None

@@ -18,7 +18,6 @@ from pinyon.app.templates import read_template, template_names
 from pinyon.app.tui import commands, reports
 from pinyon.app.tui.dialogue import Dialogue
 from pinyon.app.tui.exporting import export_to, suggested_name
-from pinyon.engine.events import FinishReason
 from pinyon.models.disk import printable
 from pinyon.models.store import Store
 
@@ -92,8 +91,9 @@ class Actions:
         self._desk.told("the conversation is deleted; /undo takes that back")
 
     async def undo(self, _argument: str) -> None:
-        if not await self._dialogue.undo():
+        if not (back := await self._dialogue.undo()):
             raise UsageError("nothing was deleted that could come back")
+        self._desk.told(f"{back} is back")
 
     async def export(self, argument: str) -> None:
         conversation, path = self._dialogue.conversation, self._dialogue.path
@@ -165,7 +165,7 @@ class Actions:
         if argument == "clear":
             self._dialogue.choose(None)
         elif argument:
-            self._dialogue.choose(named_options(named_values(argument.split(), "/params")))
+            self._dialogue.choose(named_options(named_values(argument.split(), "/params")).checked())
         await self._desk.show("How tokens are drawn", reports.params_report(self._dialogue.choices))
 
     # To look at
@@ -212,5 +212,5 @@ class Actions:
 
 def is_cut(message: Message) -> bool:
     """Whether an answer has more to say: it was stopped, its process died, or it reached its limit."""
-    at_limit = message.answered is not None and message.answered.finish_reason is FinishReason.LENGTH
+    at_limit = reports.is_at_limit(message)
     return message.role is Role.ASSISTANT and bool(message.text) and (at_limit or message.state in _CUT)

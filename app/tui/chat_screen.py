@@ -1,5 +1,6 @@
 """The screen of the chat: puts its parts together, and shows what the dialogue tells."""
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -15,6 +16,7 @@ from textual.widgets import Footer, Static, TextArea
 from pinyon.app.attachments import joined
 from pinyon.app.backend import Backend
 from pinyon.app.conversing import Choices
+from pinyon.app.errors import UsageError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Message, Role
 from pinyon.app.history.tree import Tree
@@ -24,7 +26,7 @@ from pinyon.app.tui.actions import is_cut
 from pinyon.app.tui.chips import Chips
 from pinyon.app.tui.dialogs import LineDialog, TextDialog
 from pinyon.app.tui.dialogue import Dialogue
-from pinyon.app.tui.draft import Draft
+from pinyon.app.tui.draft import Draft, Piece, without_mentions
 from pinyon.app.tui.dropped import dropped_paths
 from pinyon.app.tui.editing import Editing
 from pinyon.app.tui.figures import footer
@@ -93,6 +95,7 @@ class ChatScreen(Screen[None]):
         self._conversation = conversation
         self.editing = Editing(self.dialogue.cost_of, self._estimate, self._show_status)
         self._recalled = 0
+        self._laid_aside = Draft("")
         self._was_wide: bool | None = None
         self._prefill: Progress | None = None
 
@@ -124,8 +127,8 @@ class ChatScreen(Screen[None]):
     # What the dialogue tells
 
     async def opened(self, at: int | None) -> None:
-        conversation, path = self.dialogue.conversation, self.dialogue.path
-        tree = None if conversation is None else self.history.tree(conversation.id)
+        path = self.dialogue.path
+        tree = self.history.tree(path[0].conversation) if path else None
         await self.transcript.show([self._shown(message, tree) for message in path])
         if at is not None:
             await self.transcript.choose(at)
@@ -195,7 +198,12 @@ class ChatScreen(Screen[None]):
             self.prompt.take()
             self.do(command[0].id, command[1])
         elif not self._draft.is_empty:
-            await self._send()
+            try:
+                await self._attach_mentioned()
+            except UsageError as error:
+                self.failed(error)
+            else:
+                await self._send()
 
     async def on_prompt_pasted(self, event: Prompt.Pasted) -> None:
         event.stop()
@@ -305,7 +313,9 @@ class ChatScreen(Screen[None]):
         self.app.exit()
 
     def edit(self, message: Message) -> None:
-        """Have a message of the user's edited in the prompt; sending it makes a branch."""
+        """Have a message of the user's edited in the prompt; sending it makes a branch. What stands there comes back at the end."""
+        if self.editing.message is None:
+            self._laid_aside = self._draft
         self.editing.begin(message)
         self._put_draft(Draft.of(message))
         self.prompt.focus()
@@ -313,7 +323,7 @@ class ChatScreen(Screen[None]):
     def give_up_edit(self) -> None:
         """Leave everything as it stands."""
         if self.editing.end() is not None:
-            self._take_draft()
+            self._put_draft(self._laid_aside)
 
     async def _guarded(self, doing: Coroutine[None, None, None]) -> None:
         try:
@@ -337,6 +347,13 @@ class ChatScreen(Screen[None]):
         self.chips.put(())
         return draft
 
+    async def _attach_mentioned(self) -> None:
+        """Attach what is named behind an @ and was not picked. Raises UsageError, and then nothing is."""
+        rest, paths = without_mentions(self.prompt.text)
+        pieces = [await asyncio.to_thread(Piece.of_source, path, urls=False) for path in paths]
+        if pieces:
+            self._put_draft(Draft(rest, (*self.chips.pieces, *pieces)))
+
     async def _send(self) -> None:
         draft = self._take_draft()
         await self.transcript.choose(None)
@@ -344,6 +361,7 @@ class ChatScreen(Screen[None]):
             self.dialogue.say(draft)
         else:
             self.dialogue.edit(edited, draft)
+            self._put_draft(self._laid_aside)
 
     def _estimate(self, estimating: Callable[[], Coroutine[None, None, None]]) -> None:
         work: WorkType[None] = (
@@ -354,13 +372,14 @@ class ChatScreen(Screen[None]):
     def _shown(self, message: Message, tree: Tree | None = None) -> Shown:
         siblings = (tree or self.history.tree(message.conversation)).siblings(message.id)
         figures, answered = reports.figures_of(message), message.answered
+        cut = reports.cut_off(message, commands.keymap(self.settings.keys)["go_on"].split(",")[0])
         return Shown(
             message.id,
             message.role,
             message.typed,
             message.reasoning,
             message.state,
-            "" if figures is None else footer(figures),
+            " · ".join(filter(None, (cut, "" if figures is None else footer(figures)))),
             (siblings.index(message.id), len(siblings)),
             tuple(f"{each.name} {amounts.cost(each.tokens or None, each.size_bytes)}" for each in message.attached),
             message.error,

@@ -133,6 +133,11 @@ class Chips(HorizontalScroll):
             self.add(piece)
         self._changed()
 
+    def remove_last(self) -> None:
+        """Remove what came last, if anything did."""
+        if self._chips:
+            self._chips[-1].action_remove()
+
     def count_with(self, count: Count | None) -> None:
         """Count by this model's tokens from now on, also what is here already."""
         if count == self._count:

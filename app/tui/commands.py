@@ -48,6 +48,7 @@ ACTIONS: Final = (
     Action("params", "Show or set how tokens are drawn", slash="params", argument="[NAME=VALUE ...]"),
     Action("preset", "Put a template's text into the prompt", slash="preset", argument="[NAME]"),
     Action("attach", "Attach a file", slash="attach", argument="[PATH]"),
+    Action("detach", "Remove the last attachment; the key from an empty prompt", "backspace", "detach"),
     Action("editor", "Write the message in $EDITOR", "ctrl+g", "editor"),
     Action("cache", "What of the last prompt was reused, and why not more", slash="cache"),
     Action("context", "How much of the context is used", slash="context"),
@@ -84,7 +85,7 @@ ACTIONS: Final = (
     Action("help", "Keys and commands", "f1", "help", label="Help"),
     Action("quit", "Leave the chat", "ctrl+q", "quit"),
 )
-MAY_BE_LETTERS: Final = {action.id for action in ACTIONS if action.where is Where.MESSAGES} | {"undo", "stop"}
+MAY_BE_LETTERS: Final = {action.id for action in ACTIONS if action.where is Where.MESSAGES} | {"undo", "stop", "detach"}
 """Whose keys act only where nothing is typed."""
 _MODIFIERS: Final = frozenset(("alt", "ctrl", "hyper", "meta", "shift", "super"))
 _BY_ID: Final = {action.id: action for action in ACTIONS}

@@ -3,11 +3,14 @@
 Knows no widget. One answer is written at a time; it goes on when another conversation is opened.
 """
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pinyon.app import conversing
 from pinyon.app.backend import Backend
 from pinyon.app.conversing import Choices, EditCost
+from pinyon.app.history.errors import NoConversationError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Conversation, Message, Role
 from pinyon.app.tui.audience import Audience
@@ -38,8 +41,11 @@ class Dialogue(Turns):
 
     @property
     def path(self) -> Sequence[Message]:
-        """The messages of the open branch, from the first."""
-        return () if self.conversation is None else self.history.tree(self.conversation.id).path()
+        """The messages of the open branch, from the first; none where the conversation was deleted elsewhere."""
+        try:
+            return self._path
+        except NoConversationError:
+            return ()
 
     @property
     def instructions(self) -> str:
@@ -114,30 +120,56 @@ class Dialogue(Turns):
         except EXPECTED as error:
             self._audience.failed(error, f"not all that is cached of it could be forgotten: {error}")
 
-    async def undo(self) -> bool:
-        """Take the last deletion back; False where there is none."""
+    async def undo(self) -> str:
+        """Take the last deletion back and return what is there again; empty where there is no deletion."""
         if not self._deleted:
-            return False
+            return ""
         conversation, leaf = self._deleted.pop()
         if leaf is None:
             self.history.undelete(conversation)
         else:
             self.history.use_leaf(conversation, leaf)
         await self.open(conversation)
-        return True
+        title = self.history.conversation(conversation).title
+        return f"the conversation {title!r}" if leaf is None else "what was left out"
 
     async def close(self) -> None:
         """Stop everything. What was written is kept, so is what waits to be said, and nothing of it is told any more."""
         self.shows_answer, self.conversation, self._tip = False, None, None
         await super().close()
 
+    @property
+    def _path(self) -> Sequence[Message]:
+        """As `path`; raises NoConversationError."""
+        return () if self.conversation is None else self.history.tree(self.conversation.id).path()
+
     def _begun(self, draft: Draft) -> Conversation:
         if self.conversation is None:
-            name = self.wanted if self._model is None else self._model.name
-            self.conversation = self.history.start(title=draft.title, model=name or "")
-            if self._system:
-                self._add_system(self.conversation.id)
+            self.conversation = self._started(draft)
         return self.conversation
+
+    def _started(self, draft: Draft) -> Conversation:
+        name = self.wanted if self._model is None else self._model.name
+        started = self.history.start(title=draft.title, model=name or "")
+        if self._system:
+            self._add_system(started.id)
+        return started
+
+    def _begun_anew(self, gone: str, draft: Draft) -> str:
+        started = self._started(draft)
+        self._turns = deque(
+            replace(turn, conversation=started.id, follows=True) if turn.draft and turn.conversation == gone else turn
+            for turn in self._turns
+        )
+        if self._is_open(gone):
+            self.conversation = started
+            self._audience.told("the conversation was deleted elsewhere: what you say begins a new one")
+        return started.id
+
+    async def _gone(self, conversation: str) -> None:
+        if self._is_open(conversation):
+            self._audience.told("the conversation was deleted elsewhere: this is a new one")
+            await self.open(None)
 
     def _add_system(self, conversation: str) -> None:
         self.history.add(conversation, self._last(conversation), Role.SYSTEM, self._system)
@@ -152,7 +184,7 @@ class Dialogue(Turns):
     async def _began(self, conversation: str, answer: int, parent: int) -> None:
         if self._tip == parent:
             self._tip, self.shows_answer = answer, True
-            self._audience.began(self.path[-1])
+            self._audience.began(self._path[-1])
         elif self._is_open(conversation):
             await self._reopened()
 
@@ -163,7 +195,7 @@ class Dialogue(Turns):
     def _ended(self, answer: int | None) -> None:
         if self.shows_answer:
             self.shows_answer = False
-            self._audience.ended(next(message for message in self.path if message.id == answer))
+            self._audience.ended(next(message for message in self._path if message.id == answer))
 
     async def _reopened(self, at: int | None = None) -> None:
         path = self.path

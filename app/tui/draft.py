@@ -1,12 +1,16 @@
 """What the user is about to say: words of his own, and what goes along with them. Knows no widget."""
 
 import os.path
+import re
 from dataclasses import dataclass
+from typing import Final
 
 from pinyon.app.attachments import Attachment, attached, fenced, joined
 from pinyon.app.conversing import title_of
 from pinyon.app.counted import counted
 from pinyon.app.history.records import Attached, Message
+
+_MENTION: Final = re.compile(r"(?<!\S)@(\S+?)(?=[.,;:!?)]*(?:\s|$))[ \t]?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +82,18 @@ class Draft:
     @property
     def is_empty(self) -> bool:
         return not (self.pieces or self.typed.strip())
+
+
+def without_mentions(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return a text without those `@PATH` of which the file or folder is there, and these paths; all else stays as it is."""
+    paths: list[str] = []
+
+    def taken(match: re.Match[str]) -> str:
+        path = os.path.expanduser(match[1])  # noqa: PTH111  as Piece.of_source does
+        if not (os.path.isfile(path) or os.path.isdir(path)):  # noqa: PTH112, PTH113  False for what no path can be
+            return match[0]
+        paths.append(match[1])
+        return ""
+
+    rest = _MENTION.sub(taken, text)
+    return (rest.strip(), tuple(dict.fromkeys(paths))) if paths else (text, ())

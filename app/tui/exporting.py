@@ -1,5 +1,6 @@
 """From the chat to a file: which format a name asks for, and a file that is never written over."""
 
+import os.path
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,15 +29,18 @@ def export_to(path: Path, conversation: Conversation, messages: Sequence[Message
     """Write the messages to a new file, in the format of its name.
 
     Raises:
-        UsageError: the name has no known format, or something is there already.
-        OSError: it cannot be written.
+        UsageError: the name has no known format, something is there already, or it cannot be written.
     """
     write = _FORMATS.get(path.suffix.lower())
     if write is None:
         raise UsageError(f"{printable(path)} has no known format: the name ends in {', '.join(_FORMATS)}")
     text = write(conversation, messages, reasoning=reasoning)
     try:
-        with path.expanduser().open("x", encoding="utf-8", errors="replace") as file:
+        with Path(os.path.expanduser(path)).open(  # noqa: PTH111  a Path's own refuses an unknown user
+            "x", encoding="utf-8", errors="replace"
+        ) as file:
             file.write(text)
     except FileExistsError as error:
         raise UsageError(f"{printable(path)} is there already: choose another name") from error
+    except OSError as error:
+        raise UsageError(f"{printable(path)} cannot be written: {error.strerror}") from error

@@ -17,16 +17,17 @@ from pinyon.app.history.history import History
 from pinyon.app.history.records import Message, Role, State
 from pinyon.app.search_query import query_of
 from pinyon.app.settings import Folders, Settings
-from pinyon.app.tui import amounts, commands
+from pinyon.app.tui import amounts, commands, reports
 from pinyon.app.tui.actions import Actions
 from pinyon.app.tui.dialogue import Dialogue
-from pinyon.app.tui.draft import Draft, Piece
+from pinyon.app.tui.draft import Draft, Piece, without_mentions
 from pinyon.app.tui.turns import EXPECTED
 from pinyon.engine.events import Chunk, Event, Failed
 from pinyon.models.errors import ModelNotFoundError
 
 SHOWN: Final = 20
 """How many conversations or hits are listed."""
+_GO_ON: Final = "/continue"
 _SPEAKERS: Final = {Role.SYSTEM: "Instructions", Role.USER: "You", Role.ASSISTANT: "Answer"}
 
 
@@ -82,6 +83,12 @@ class PlainChat:
         self._attached.append(piece)
         self.told(f"{piece.label} ({amounts.cost(piece.tokens, piece.size_bytes)}) goes along with the next message")
 
+    def detach(self) -> None:
+        """Leave out what was attached last. Raises UsageError where nothing is."""
+        if not self._attached:
+            raise UsageError("nothing is attached")
+        self.told(f"{self._attached.pop().label} is left out")
+
     # The dialogue's audience
 
     async def opened(self, _at: int | None) -> None:
@@ -115,6 +122,8 @@ class PlainChat:
         self._line = ""
         if message.state is not State.COMPLETE:
             self._print(f"Error: {message.error}" if message.error else "stopped")
+        elif cut := reports.cut_off(message, _GO_ON):
+            self._print(cut)
 
     def changed(self) -> None:
         pass
@@ -176,13 +185,16 @@ class PlainChat:
             if command is not None:
                 await self._actions.do(command[0].id, command[1])
             elif text or self._attached:
-                self._say(text)
+                await self._say(text)
         except EXPECTED as error:
             self.failed(error)
 
-    def _say(self, text: str) -> None:
+    async def _say(self, text: str) -> None:
+        rest, paths = without_mentions(text)
+        for path in paths:
+            await self.attach(path)
         going, self._attached = self._attached, []
-        self.dialogue.say(Draft(text, tuple(going)))
+        self.dialogue.say(Draft(rest, tuple(going)))
 
     def _read(self, prompt: str) -> str | None:
         """Return the next line; None at the end of input. Nothing else goes on meanwhile."""
@@ -234,6 +246,9 @@ class PlainActions(Actions):
             raise UsageError("which file? /attach PATH")
         await self._chat.attach(path)
 
+    async def detach(self, _argument: str) -> None:
+        self._chat.detach()
+
     async def help(self, _argument: str) -> None:
         here = [action for action in commands.ACTIONS if action.slash and hasattr(self, action.id)]
         await self._chat.show("Commands", commands.help_text({}, here))
@@ -241,7 +256,7 @@ class PlainActions(Actions):
     async def _choose(self, titles: list[str]) -> int | None:
         """Return the place of the one that the user chooses."""
         if not titles:
-            self._chat.told("there is none")
+            self._chat.told("nothing found")
             return None
         await self._chat.show("Found", "\n".join(f"{number}: {title}" for number, title in enumerate(titles, 1)))
         answer = self._chat.answer("Number to open, or nothing: ")
@@ -258,5 +273,6 @@ def _text(line: str) -> str:
 def _spoken(message: Message) -> str:
     """A message of the past, its speaker in front; what is attached by its name; how it ended where it is not whole."""
     attached = "".join(f"[{each.name}] " for each in message.attached)
-    end = "" if message.state is State.COMPLETE else f" ({message.error or message.state})"
+    state = reports.cut_off(message, _GO_ON) if message.state is State.COMPLETE else message.error or message.state
+    end = f" ({state})" if state else ""
     return for_stdout(f"{_SPEAKERS[message.role]}: {attached}{message.typed}{end}")

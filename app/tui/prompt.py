@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from textual import events
+from textual.actions import SkipAction
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import TextArea
@@ -78,6 +79,11 @@ class Prompt(TextArea):
             self.post_message(self.Sent(self.text))
         else:
             self.pick(choice)
+
+    def action_delete_left(self) -> None:
+        if not self.text:
+            raise SkipAction  # the key removes an attachment
+        super().action_delete_left()
 
     def action_newline(self) -> None:
         self.insert("\n")

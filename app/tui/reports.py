@@ -13,6 +13,7 @@ from pinyon.app.history.records import Message, Role
 from pinyon.app.tui import amounts
 from pinyon.app.tui.dialogue import Dialogue
 from pinyon.app.tui.figures import Figures, cached
+from pinyon.engine.events import FinishReason
 
 if TYPE_CHECKING:
     from pinyon.app.service import Model
@@ -27,6 +28,19 @@ def figures_of(message: Message) -> Figures | None:
     """Return the figures of an answer; None where it has none."""
     answered = message.answered
     return None if answered is None else Figures.of(answered.usage, answered.timings, answered.cache)
+
+
+def is_at_limit(message: Message) -> bool:
+    """Whether an answer ended because it reached `max_tokens` or the end of the context."""
+    return message.answered is not None and message.answered.finish_reason is FinishReason.LENGTH
+
+
+def cut_off(message: Message, goes_on: str) -> str:
+    """Return that an answer ran into its limit, and that `goes_on`, a key or a command, does so; empty where it did not."""
+    if message.answered is None or not is_at_limit(message):
+        return ""
+    cut = f"cut off at {counted(message.answered.usage.completion_tokens, 'token')}"
+    return f"{cut}; {goes_on} goes on" if message.text else cut
 
 
 def cache_report(path: Sequence[Message]) -> str:

@@ -33,6 +33,10 @@ class ScreenActions(Actions):
         if found is not None:
             await self._dialogue.open(found.conversation.id, found.message)
 
+    async def undo(self, argument: str) -> None:
+        self._screen.app.clear_notifications()  # one of them tells of the deletion
+        await super().undo(argument)
+
     async def edit(self, id: str) -> None:  # noqa: A002
         message = self._message(id, "a message of yours", lambda message: message.role is not Role.ASSISTANT)
         if message.role is Role.SYSTEM:
@@ -65,6 +69,9 @@ class ScreenActions(Actions):
         else:
             self._screen.prompt.insert("@")
         self._screen.prompt.focus()
+
+    async def detach(self, _argument: str) -> None:
+        self._screen.chips.remove_last()
 
     async def editor(self, _argument: str) -> None:
         prompt = self._screen.prompt

@@ -8,9 +8,10 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Input, OptionList
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from pinyon.app.errors import UsageError
 from pinyon.app.history.errors import HistoryFileError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Found
@@ -24,6 +25,10 @@ PAUSE_S: Final = 0.1
 class SearchScreen(ModalScreen[Found | None]):
     """Returns what was chosen."""
 
+    DEFAULT_CSS = """
+    SearchScreen .note { display: none; color: $text-muted; padding: 0 1; }
+    SearchScreen.-note .note { display: block; }
+    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "Close"),
         Binding("down", "move(1)", show=False, priority=True),
@@ -41,6 +46,7 @@ class SearchScreen(ModalScreen[Found | None]):
             box.border_title = "Search all conversations"
             box.border_subtitle = "role:user  model:NAME  since:7d"
             yield Input(self._words, placeholder="words", select_on_focus=False)
+            yield Static(classes="note")
             yield OptionList(markup=False)
 
     def on_mount(self) -> None:
@@ -69,12 +75,18 @@ class SearchScreen(ModalScreen[Found | None]):
 
     def _search(self) -> None:
         self._words = self.query_one(Input).value
-        query = query_of(self._words)
+        self._found, note = [], ""
         try:
+            query = query_of(self._words)
             self._found = self._history.search(query.words, role=query.role, model=query.model, since=query.since)
+            if not self._found and self._words.strip():
+                note = "nothing found"
+        except UsageError as error:
+            note = str(error)
         except HistoryFileError as error:
-            self._found = []
             self.notify(safe_text(str(error)), severity="error", markup=False)
+        self.query_one(".note", Static).update(Content(safe_text(note)))
+        self.set_class(bool(note), "-note")
         options = self.query_one(OptionList)
         options.clear_options()
         options.add_options(Option(_lines(found)) for found in self._found)

@@ -266,9 +266,9 @@ class Transcript(LiveMessages):
             self.act(event.action)
 
     async def _choose(self, index: int) -> None:
-        """Choose the message at an index and bring it to the screen; past the end, none, and follow."""
-        if index < len(self.messages):
-            view = await self.show_index(max(0, index))
+        """Choose the message at an index, or the first, and bring it to the screen; past the end, none, and follow."""
+        if (index := max(0, index)) < len(self.messages):
+            view = await self.show_index(index)
             self._mark(view.shown.id)
             self.scroll_to_widget(view, animate=False)
         else:

@@ -96,6 +96,14 @@ class Turns(ABC):
         """There is no answer, or no more of it."""
 
     @abstractmethod
+    def _begun_anew(self, gone: str, draft: Draft) -> str:
+        """Return a new conversation for what is said in one that was deleted elsewhere."""
+
+    @abstractmethod
+    async def _gone(self, conversation: str) -> None:
+        """A conversation in which something was to be answered was deleted meanwhile."""
+
+    @abstractmethod
     def _ended(self, answer: int | None) -> None:
         """Nothing more is written; None where no answer began."""
 
@@ -152,8 +160,7 @@ class Turns(ABC):
             self._working.cancel()
             await asyncio.wait((self._working,))
         for turn in waiting:
-            with contextlib.suppress(NoConversationError):  # deleted meanwhile
-                self._write_down(turn)
+            self._write_down(turn)
 
     def choose(self, options: NamedOptions | None) -> None:
         """Draw tokens so from the next answer on, all else as before; None gives every choice back to the model."""
@@ -210,8 +217,11 @@ class Turns(ABC):
         try:
             await self._ready()
             while self._turns:
-                with contextlib.suppress(NoConversationError):  # deleted while a model was loaded for it
-                    await self._do(self._turns.popleft())
+                turn = self._turns.popleft()
+                try:
+                    await self._do(turn)
+                except NoConversationError:
+                    await self._gone(turn.conversation)
         except ModelNotFoundError as error:
             self._audience.needs_model(error)
         except EXPECTED as error:
@@ -233,19 +243,19 @@ class Turns(ABC):
         self._audience.changed()
 
     async def _do(self, turn: Turn) -> None:
-        parent = await self._say(turn)
+        conversation, parent = await self._say(turn)
         model = await self._ready()
-        path = self.history.tree(turn.conversation).path(parent)
+        path = self.history.tree(conversation).path(parent)
         chat = conversing.as_chat(path, "" if turn.begun is None else turn.begun.text)
-        ask = self.choices.ask(chat, turn.conversation)
-        self._writes_in = turn.conversation
+        ask = self.choices.ask(chat, conversation)
+        self._writes_in = conversation
         self._asked, self._is_stopping = (model, ask.id), False
         try:
             async with contextlib.aclosing(
-                conversing.written(self.history, model, turn.conversation, parent, ask, turn.begun)
+                conversing.written(self.history, model, conversation, parent, ask, turn.begun)
             ) as updates:
                 async for update in updates:
-                    await self._take(update, turn.conversation, parent)
+                    await self._take(update, conversation, parent)
         except ServerError as error:
             self._model = None
             await self._failed(error)
@@ -256,22 +266,27 @@ class Turns(ABC):
             answer, self._answer = self._answer, None
             self._ended(answer)
 
-    async def _say(self, turn: Turn) -> int:
-        """Say what there is to say; return the message that is to be answered."""
+    async def _say(self, turn: Turn) -> tuple[str, int]:
+        """Say what there is to say; return the conversation, and its message that is to be answered."""
         message = self._write_down(turn)
         if message is None:
             assert turn.parent is not None, "an answer has a message before it"
-            return turn.parent
+            return turn.conversation, turn.parent
         await self._said(message, follows=turn.follows)
         self._audience.changed()
-        return message.id
+        return message.conversation, message.id
 
     def _write_down(self, turn: Turn) -> Message | None:
         """Keep what the user says; None where it is only to be answered again."""
         if turn.draft is None:
             return None
-        parent = self._last(turn.conversation) if turn.follows else turn.parent
-        return self.history.add(turn.conversation, parent, Role.USER, turn.draft.text, attached=turn.draft.attached)
+        try:
+            last = self._last(turn.conversation)
+            conversation, parent = turn.conversation, last if turn.follows else turn.parent
+        except NoConversationError:
+            conversation = self._begun_anew(turn.conversation, turn.draft)
+            parent = self._last(conversation)
+        return self.history.add(conversation, parent, Role.USER, turn.draft.text, attached=turn.draft.attached)
 
     def _last(self, conversation: str) -> int | None:
         path = self.history.tree(conversation).path()

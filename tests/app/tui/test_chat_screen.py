@@ -13,6 +13,7 @@ from textual.widgets import Input, OptionList
 from tiny_models import write_tiny_llama
 
 from pinyon.app.ask import SamplingChoice
+from pinyon.app.conversing import Choices
 from pinyon.app.errors import SettingsError, UsageError
 from pinyon.app.history.errors import HistoryLockedError
 from pinyon.app.history.records import Answered, Role, State
@@ -528,8 +529,6 @@ async def test_an_error_is_shown_with_its_message(tmp_path):
 
 
 async def test_a_private_chat_asks_for_nothing_to_be_kept(tmp_path):
-    from pinyon.app.conversing import Choices
-
     async with running(FakeChat(tmp_path, says("Aye."), choices=Choices(private=True))) as chat:
         await chat.says("one")
         assert chat.model.asked[0].private
@@ -966,3 +965,169 @@ async def test_a_model_that_thinks_is_watched_thinking_and_its_thoughts_stay_out
         assert copied == ["Aye."]
         assert thoughts not in (tmp_path / "without.md").read_text()
         assert thoughts in (tmp_path / "with.md").read_text()
+
+
+@pytest.mark.parametrize("key", ["up", "down"])
+async def test_among_no_messages_up_and_down_choose_none(chat, key):
+    await chat.pilot.press("ctrl+t", key, "escape")
+    await chat.until(lambda: chat.screen.focused is chat.screen.prompt)
+    assert chat.screen.selected is None
+
+
+async def test_what_is_said_in_a_conversation_that_was_deleted_elsewhere_begins_a_new_one(chat):
+    await chat.says("one")
+    gone = chat.dialogue.conversation.id
+    chat.history.delete(gone)
+    await chat.pilot.press("up", "ctrl+t", "up", "e")
+    chat.screen.prompt.focus()
+    await chat.says("two")
+    assert chat.texts == ["two", "Aye."]
+    assert chat.dialogue.conversation.id != gone
+    assert [each.title for each in chat.history.conversations()] == ["two"]
+    assert [view.shown.text for view in chat.screen.transcript.views.values()] == ["two", "Aye."]
+    assert chat.told[-1] == "the conversation was deleted elsewhere: what you say begins a new one"
+
+
+async def test_a_path_that_is_typed_out_behind_an_at_goes_along(chat, files):
+    path, text = next(iter(files.items()))
+    await chat.says(f"What is @{path} and @nothing.here")
+    assert chat.model.asked[0].prompt.messages[0].content == f"{text}\n\nWhat is and @nothing.here"
+    question = chat.dialogue.path[0]
+    assert [each.name for each in question.attached] == [path]
+    assert question.typed == "What is and @nothing.here"
+
+
+async def test_a_path_behind_an_at_that_cannot_be_attached_is_told_and_nothing_is_sent(chat, files, tmp_path):
+    (tmp_path / "image.txt").write_bytes(b"\x89PNG")
+    text = f"compare @{next(iter(files))} with @{tmp_path / 'image.txt'} please"
+    await chat.types(text)
+    await chat.until(lambda: chat.told)
+    assert "a PNG image" in chat.told[0]
+    assert (chat.screen.prompt.text, chat.screen.chips.pieces, chat.texts) == (text, (), [])
+
+
+@pytest.mark.parametrize("key", ["escape", "enter"])
+async def test_what_stood_in_the_prompt_before_an_edit_comes_back_after_it(chat, files, key):
+    await chat.says("one")
+    await chat.says("two")
+    path = next(iter(files))
+    await attach(chat, path)
+    chat.screen.prompt.put("a draft")
+    for command in ("edit", "edit"):  # another one while one is edited
+        chat.screen.do(command, str(chat.dialogue.path[0].id))
+        await chat.until(lambda: chat.screen.prompt.text == "one")
+    await chat.pilot.press(key)
+    await chat.settled()
+    assert chat.screen.prompt.text == "a draft"
+    assert [each.label for each in chat.screen.chips.pieces] == [path]
+    assert chat.screen.editing.message is None
+
+
+async def test_an_answer_that_ran_into_its_limit_says_so(tmp_path):
+    chat = FakeChat(
+        tmp_path, says(LONG), choices=Choices(max_tokens=5), settings=Settings(keys={"go_on": "x", "copy": "c"})
+    )
+    async with running(chat):
+        await chat.says("one")
+        answer = chat.dialogue.path[-1]
+        assert (answer.text, answer.state) == (LONG[:5], State.COMPLETE)
+        foot = chat.screen.transcript.views[answer.id]._foot
+        assert str(foot.content).startswith("cut off at 5 tokens; x goes on · ")
+        chat.dialogue.choices = Choices()
+        await chat.pilot.press("ctrl+t", "x")
+        await chat.until(lambda: chat.texts == ["one", LONG[:5] + LONG])
+        await chat.settled()
+        assert "cut off" not in chat.screen._shown(chat.dialogue.path[-1]).footer
+
+
+async def test_a_parameter_out_of_range_is_told_at_once_and_not_chosen(chat):
+    before = chat.dialogue.choices
+    await chat.types("/params seed=7 temperature=9999")
+    await chat.until(lambda: chat.told)
+    assert "temperature is 9999.0; allowed: 0, or " in chat.told[0]
+    assert chat.dialogue.choices == before
+
+
+async def test_backspace_in_an_empty_prompt_removes_the_last_chip(chat, files):
+    await attach(chat, *files)
+    chat.screen.prompt.put("ab")
+    seen = []
+    for key in ("backspace",) * 5:
+        await chat.pilot.press(key)
+        await chat.settled()
+        seen.append((chat.screen.prompt.text, len(chat.screen.chips.pieces)))
+    assert seen == [("a", 2), ("", 2), ("", 1), ("", 0), ("", 0)]
+    await chat.pilot.press("f1")
+    await chat.until(lambda: chat.app.screen is not chat.screen)
+    assert "/detach" in dialog_text(chat)
+    assert "(backspace)" in dialog_text(chat)
+
+
+async def test_with_another_key_for_it_backspace_in_an_empty_prompt_removes_no_chip(tmp_path, files):
+    async with running(FakeChat(tmp_path, says("Aye."), settings=Settings(keys={"detach": "f9"}))) as chat:
+        await attach(chat, *files)
+        chat.screen.prompt.put("ab")
+        seen = []
+        for key in ("backspace", "backspace", "backspace", "f9"):
+            await chat.pilot.press(key)
+            await chat.settled()
+            seen.append((chat.screen.prompt.text, len(chat.screen.chips.pieces)))
+        assert seen == [("a", 2), ("", 2), ("", 2), ("", 1)]
+
+
+@pytest.mark.parametrize("size", [(50, 14), (20, 5), (120, 10), (120, 14), (40, 40)])
+@pytest.mark.parametrize("keys", [("f2",), ("ctrl+b",), ("f2", "ctrl+b")])
+async def test_however_small_the_screen_the_prompt_stays_visible(tmp_path, size, keys):
+    async with running(FakeChat(tmp_path, says("Aye.")), size) as chat:
+        chat.screen.prompt.put("something to say")
+        await chat.pilot.press(*keys)
+        await chat.pilot.pause()
+        prompt = chat.screen.prompt
+        assert prompt.content_region.height == 1
+        assert chat.screen.find_widget(prompt).visible_region.contains_region(prompt.content_region)
+        assert chat.screen.get_widget_at(*prompt.content_region.offset)[0] is prompt
+        assert chat.screen.query_one("#gauges").display is ("f2" in keys)
+
+
+async def test_a_search_says_what_is_wrong_with_a_filter_and_where_nothing_is_found(chat):
+    await chat.says("the pinyon jay")
+    await chat.types("/search jay")
+    await chat.until(lambda: isinstance(chat.app.screen, SearchScreen))
+    line, note = chat.app.screen.query_one(Input), chat.app.screen.query_one(".note")
+    await chat.until(lambda: chat.app.screen.query_one(OptionList).option_count == 1)
+    seen = []
+    for text in ("role:bogus jay", "since:abc", "crow", "role:user jay", ""):
+        line.value = text
+        await chat.until(lambda text=text: chat.app.screen._words == text)
+        seen.append((note.display, str(note.content), chat.app.screen.query_one(OptionList).option_count))
+    assert seen == [
+        (True, "role is 'bogus': it can be system, user, assistant", 0),
+        (True, "since is 'abc': give a number of minutes, hours, days or weeks, as 45m, 12h, 30d or 2w", 0),
+        (True, "nothing found", 0),
+        (False, "", 1),
+        (False, "", 0),
+    ]
+
+
+async def test_undo_tells_what_is_back_and_the_deletion_is_told_no_more(chat):
+    await chat.says("one")
+    for command, back in (("/delete", "what was left out"), ("/delete-conversation", "the conversation 'one'")):
+        await chat.types(command)
+        await chat.settled()
+        assert chat.told[-1].endswith("/undo takes that back")
+        await chat.types("/undo")
+        await chat.settled()
+        assert chat.told == [f"{back} is back"]
+        assert chat.texts == ["one", "Aye."]
+
+
+async def test_what_cannot_be_done_is_told_in_words(chat, tmp_path):
+    await chat.says("one")
+    file = tmp_path / "no" / "talk.md"
+    for command in (f"/export {file}", "/params seed=abc"):
+        await chat.types(command)
+        await chat.settled()
+    assert chat.told == [
+        f"{file} cannot be written: No such file or directory",
+        "the option seed is 'abc': it has to be a whole number",
+    ]

@@ -5,7 +5,7 @@ import pytest
 from pinyon.app.errors import UsageError
 from pinyon.app.history.history import History
 from pinyon.app.history.records import Attached, Role
-from pinyon.app.tui.draft import Draft, Piece
+from pinyon.app.tui.draft import Draft, Piece, without_mentions
 
 CODE = Piece("a.py", "a.py\n```python\nx = 1\n\n\n```", 8, 7)
 NOTES = Piece("notes, 2 files, 1 left out", "b.md\n```\n\n```\n\nc.md\n````\n```\n````", 3, None, ("d (a program)",))
@@ -67,3 +67,16 @@ def test_a_source_is_a_path_as_people_write_it_or_a_url(tmp_path, monkeypatch):
 )
 def test_nothing_to_say(draft, is_empty):
     assert draft.is_empty is is_empty
+
+
+def test_what_is_named_behind_an_at_is_taken_out_where_it_is_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.py").touch()
+    (tmp_path / "src").mkdir()
+    assert without_mentions("compare @a.py with @src/ please") == ("compare with please", ("a.py", "src/"))
+    assert without_mentions("what is in @a.py?") == ("what is in ?", ("a.py",))
+    assert without_mentions("@~/a.py") == ("", ("~/a.py",))
+    assert without_mentions("@a.py\n@a.py\n") == ("", ("a.py",))
+    for text in ("@b.py  is not there ", "me@a.py", "@", "@@a.py", "@a.py\0", "@" + "x" * 5000):
+        assert without_mentions(text) == (text, ())

@@ -1,4 +1,5 @@
 import contextlib
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +55,12 @@ def test_a_name_without_a_known_format_is_refused(tmp_path, talk):
 )
 def test_a_name_from_a_title(title, name):
     assert suggested_name(title) == name
+
+
+def test_what_cannot_be_written_is_told_in_words(tmp_path, talk):
+    (tmp_path / "file").touch()
+    for name, reason in ((tmp_path / "no" / "talk.md", "No such file"), (tmp_path / "file" / "talk.md", "Not a dir")):
+        with pytest.raises(UsageError, match=rf"^{name} cannot be written: {reason}"):
+            export_to(name, *talk, reasoning=False)
+    with pytest.raises(UsageError, match=r"~nobody-here/talk\.md cannot be written: No such file"):
+        export_to(Path("~nobody-here/talk.md"), *talk, reasoning=False)

@@ -213,3 +213,40 @@ async def test_a_line_that_is_not_utf_8_is_refused_and_the_next_one_is_heard(tal
 async def test_quit_leaves(talk):
     out, _ = await talk("/quit", "Hello")
     assert "Answer" not in out
+
+
+async def test_a_path_that_is_typed_out_behind_an_at_goes_along(talk, tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("the notes")
+    with contextlib.closing(History.in_memory()) as history:
+        _, err = await talk(f"what is in @{file} here", history=history)
+        message = history.tree(history.latest().id).path()[0]
+    assert "goes along with the next message" in err
+    assert (message.typed, message.text.count("the notes")) == ("what is in here", 1)
+
+
+async def test_an_answer_that_ran_into_its_limit_says_so(talk):
+    with contextlib.closing(History.in_memory()) as history:
+        _, err = await talk("/params max_tokens=5", "Hello", history=history)
+        assert err == "cut off at 5 tokens; /continue goes on\n"
+        out, _ = await talk(history=history, conversation=history.latest().id)
+    assert "Answer: First (cut off at 5 tokens; /continue goes on)" in out
+
+
+async def test_a_parameter_out_of_range_is_told_at_once(talk):
+    _, err = await talk("/params temperature=9999", "Hello")
+    assert err.startswith("Error: temperature is 9999.0; allowed: 0, or ")
+    assert talk.chat.dialogue.choices.sampling.temperature is None
+
+
+async def test_what_was_attached_can_be_left_out_again(talk, tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("the notes")
+    _, err = await talk(f"/attach {file}", "/detach", "/detach", "Hello")
+    assert err.splitlines()[1:] == [f"{file} is left out", "Error: nothing is attached"]
+    assert talk.chat.dialogue.model.asked[0].prompt.messages[0].content == "Hello"
+
+
+async def test_a_search_says_what_is_wrong_with_a_filter_and_where_nothing_is_found(talk):
+    _, err = await talk("/search role:bogus", "/search crow")
+    assert err == "Error: role is 'bogus': it can be system, user, assistant\nnothing found\n"

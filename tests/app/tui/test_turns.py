@@ -125,6 +125,7 @@ async def test_closing_keeps_what_waits_also_beside_a_conversation_that_was_dele
     kept = talk.dialogue.conversation.id
     await talk.dialogue.close()
     assert [message.text for message in talk.history.tree(kept).path()] == ["two"]
+    assert {each.title for each in talk.history.conversations()} == {"one", "two"}
 
 
 async def test_no_model_is_asked_for_and_what_was_said_waits(make_talk):
@@ -256,3 +257,29 @@ async def test_what_waits_for_another_model_is_not_asked_once_its_conversation_i
     assert [words for words in talk.listener.told_words if words.startswith("told")] == []
     assert await talk.dialogue.undo()
     assert talk.texts == ["one", "Aye.", "two"]
+
+
+async def test_what_waits_for_a_conversation_that_is_deleted_elsewhere_is_said_in_one_new_one(make_talk):
+    talk = make_talk()
+    talk.backend.ready.clear()
+    for text in ("one", "two"):
+        talk.dialogue.say(Draft(text))
+    talk.history.delete(talk.dialogue.conversation.id)
+    talk.backend.ready.set()
+    await talk.dialogue.finished()
+    assert talk.texts == ["one", "Aye.", "two", "Aye."]
+    assert (
+        sum(words.startswith("told the conversation was deleted elsewhere") for words in talk.listener.told_words) == 1
+    )
+
+
+async def test_a_conversation_that_is_deleted_elsewhere_in_the_middle_of_an_answer_is_told(make_talk):
+    talk = make_talk("A long answer that goes on.")
+    talk.dialogue.say(Draft("one"))
+    await talk.listener.on_text.wait()
+    talk.history.delete(talk.dialogue.conversation.id)
+    await talk.dialogue.finished()
+    assert talk.dialogue.conversation is None
+    assert talk.listener.told_words[-2:] == ["told the conversation was deleted elsewhere: this is a new one", "opened"]
+    await talk.says("two")
+    assert talk.texts == ["two", "A long answer that goes on."]
