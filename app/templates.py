@@ -48,9 +48,7 @@ class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             UsageError: a variable without a value, a value without a variable, or no input where one is asked for.
         """
-        if unknown := sorted(variables.keys() - self.variables):
-            raise UsageError(f"the template has no variable {unknown[0]}; it has {self._named_variables()}")
-        values = {**self.defaults, **variables}
+        values = self._values(variables)
         if missing := sorted(self.variables - values.keys()):
             raise UsageError(
                 f"the template's variable {missing[0]} has no value: give one with `-p {missing[0]}=VALUE`"
@@ -62,6 +60,21 @@ class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.takes_input:
             prompt = joined((given, prompt))
         return prompt, self.system and string.Template(self.system).substitute(values)
+
+    def drafted(self, variables: Mapping[str, str]) -> tuple[str, str | None]:
+        """Return the same for somebody who goes on writing: without the input, and with the names of what has no value yet.
+
+        Raises:
+            UsageError: a value without a variable.
+        """
+        values = {**self._values(variables), INPUT: ""}
+        prompt = string.Template(self.prompt).safe_substitute(values).strip()
+        return prompt, self.system and string.Template(self.system).safe_substitute(values)
+
+    def _values(self, variables: Mapping[str, str]) -> dict[str, str]:
+        if unknown := sorted(variables.keys() - self.variables):
+            raise UsageError(f"the template has no variable {unknown[0]}; it has {self._named_variables()}")
+        return {**self.defaults, **variables}
 
     def _named_variables(self) -> str:
         return ", ".join(sorted(self.variables)) or "none"

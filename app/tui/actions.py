@@ -142,8 +142,9 @@ class Actions:
         await asyncio.to_thread(Store(self._desk.folders.models).resolve, name)
         self._dialogue.use(name)
 
-    async def preset(self, name: str) -> None:
+    async def preset(self, argument: str) -> None:
         folder = self._desk.folders.templates
+        name, *given = argument.split() or [""]
         if not name:
             names = "\n".join(template_names(folder))
             await self._desk.show(
@@ -151,9 +152,12 @@ class Actions:
             )
             return
         template = read_template(name, folder)
-        if template.system is not None:
-            await self._dialogue.instruct(template.system)
-        self._desk.put(template.prompt)
+        prompt, system = template.drafted(named_values(given, f"/preset {name}"))
+        if template.options:
+            self._dialogue.choose(named_options(template.options).checked())
+        if system is not None:
+            await self._dialogue.instruct(system)
+        self._desk.put(prompt)
 
     async def system(self, text: str) -> None:
         if not text:

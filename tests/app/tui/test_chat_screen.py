@@ -1131,3 +1131,23 @@ async def test_what_cannot_be_done_is_told_in_words(chat, tmp_path):
         f"{file} cannot be written: No such file or directory",
         "the option seed is 'abc': it has to be a whole number",
     ]
+
+
+async def test_a_preset_is_a_prompt_to_go_on_with_and_brings_its_options(chat):
+    folder = chat.screen.folders.templates
+    folder.mkdir(parents=True)
+    (folder / "review.toml").write_text(
+        'prompt = "Review this $language code for $what. $input"\nsystem = "Be brief about $language."\n'
+        'defaults = {language = "Python"}\noptions = {temperature = 0.5}'
+    )
+    await chat.types("/preset review")
+    await chat.until(lambda: chat.screen.prompt.text)
+    assert chat.screen.prompt.text == "Review this Python code for $what."
+    assert chat.dialogue.instructions == "Be brief about Python."
+    assert chat.dialogue.choices.sampling == SamplingChoice(temperature=0.5)
+    await chat.types("/preset review language=Rust what=races")
+    await chat.until(lambda: "Rust" in chat.screen.prompt.text)
+    assert chat.screen.prompt.text == "Review this Rust code for races."
+    await chat.types("/preset review colour=red")
+    await chat.until(lambda: chat.told)
+    assert chat.told[-1] == "the template has no variable colour; it has language, what"
