@@ -303,3 +303,5 @@ class Turns(ABC):
         self._audience.heard(event)
         if isinstance(event, Failed) and event.kind is FailureKind.ENGINE_CRASH:
             self._model = None
+        if isinstance(event, Failed) and event.kind is FailureKind.CONTEXT_OVERFLOW:
+            self._audience.told("what does not fit stays in the conversation: leave it out, or begin a new one")

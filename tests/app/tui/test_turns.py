@@ -283,3 +283,16 @@ async def test_a_conversation_that_is_deleted_elsewhere_in_the_middle_of_an_answ
     assert talk.listener.told_words[-2:] == ["told the conversation was deleted elsewhere: this is a new one", "opened"]
     await talk.says("two")
     assert talk.texts == ["two", "A long answer that goes on."]
+
+
+async def test_what_does_not_fit_is_told_to_be_in_the_way(make_talk):
+    talk = make_talk("Aye.")
+    talk.dialogue.say(Draft("x" * 5000))
+    await talk.dialogue.finished()
+    assert (
+        "told what does not fit stays in the conversation: leave it out, or begin a new one" in talk.listener.told_words
+    )
+    await talk.dialogue.delete(talk.dialogue.path[0])
+    talk.dialogue.say(Draft("one"))
+    await talk.dialogue.finished()
+    assert talk.texts == ["one", "Aye."]
