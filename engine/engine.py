@@ -1,10 +1,11 @@
 """The step loop's body: schedule, run, apply. One thread; requests come and go between steps."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -26,6 +27,9 @@ from pinyon.engine.scheduler import Scheduler
 from pinyon.engine.sequence import Sequence
 from pinyon.engine.shared_kv import SharedKv
 from pinyon.engine.vocab import Vocab
+
+KEPT_WITHIN_S: Final = 1.0
+"""After the end of a request all that it leaves has been kept."""
 
 Emitted: TypeAlias = tuple[str, Event]
 """A request's id and one of its events."""
@@ -79,6 +83,8 @@ class Engine:
         self._compile_grammar = compile_grammar
         self._candidates = Candidates(vocab.size)
         self._answers: dict[str, Answer] = {}
+        self._lately: deque[tuple[float, float]] = deque(maxlen=1000)
+        """When those that have ended had come, and when they ended (time.monotonic)."""
         self._past_answers = AnswerMemory(vocab.token_bytes, vocab.is_control)
         self._notes: CacheNotes | None = None
 
@@ -207,8 +213,15 @@ class Engine:
         return Forgetting(removed, self._then(lambda notes, files: notes.forget(conversation, files)))
 
     def forget_before(self, time_s: float) -> Forgetting:
-        """Forget what was kept before a time, in seconds since 1970. Requests that came before go on, and leave nothing."""
+        """Forget what was kept before a time, in seconds since 1970. Requests that came before go on, and leave nothing.
+
+        Where one of these has ended since, all that was kept until its own has been is forgotten.
+        """
         until = monotonic_at(time_s)
+        time_s += max(
+            (ended_at - until + KEPT_WITHIN_S for came_at, ended_at in self._lately if came_at < until <= ended_at),
+            default=0.0,
+        )
         for answer in self._answers.values():
             for sequence in answer.open if answer.came_at < until else ():
                 self._kv.leave_no_trace(sequence)
@@ -280,6 +293,7 @@ class Engine:
         finished = None if answer.open else answer.finished()
         if finished is not None:
             del self._answers[sequence.request.id]
+            self._lately.append((answer.came_at, time.monotonic()))
             events = [*events, finished]
         if sequence.request.use_cache and not sequence.request.private:
             self._remember(sequence, finished)

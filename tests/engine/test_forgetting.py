@@ -26,6 +26,29 @@ def ends_of(*texts):
     return {text[:end] for text in texts for end in [*range(BLOCK_TOKENS, len(text), BLOCK_TOKENS), len(text)]}
 
 
+def test_what_came_before_a_clear_and_ended_before_it_was_heard_leaves_nothing(world):
+    submit(world.engine, ask("a", ABC[:150]))
+    time.sleep(0.01)
+    cleared_s = time.time()
+    while world.engine.busy:
+        world.engine.step()
+    while world.engine.tidy() == 0:
+        pass
+    assert world.blocks
+    world.engine.forget_before(cleared_s)[1].result(10)
+    assert (world.blocks, world.idle, world.files) == (set(), set(), set())
+    assert world.run("b", ABC[:150])[1] == CacheReport(miss=Miss.NEW)
+    world.engine.close()
+
+
+def test_what_came_and_went_long_before_takes_nothing_younger_along(world):
+    world.run("a", ABC[:150])
+    world.engine._lately = type(world.engine._lately)([(-100.0, time.monotonic() - 50)])
+    world.engine.forget_before(time.time() - 60)[1].result(10)
+    assert world.blocks
+    world.engine.close()
+
+
 @pytest.mark.parametrize("where", ["context", "disk"])
 def test_nothing_is_left_of_a_conversation(world, where):
     first, _ = world.run("a", ABC[:150], "talk")
