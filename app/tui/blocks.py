@@ -41,19 +41,6 @@ class Block:
     text: str
     continues: bool = False
 
-    @property
-    def code(self) -> str:
-        """What stands in a fence."""
-        code = code_of(self.text)
-        before, _, last = code.rstrip().rpartition("\n")
-        is_closing = last.strip()[:3] in ("```", "~~~") and len(set(last.strip())) == 1
-        return before if is_closing else code
-
-
-def code_of(fence: str) -> str:
-    """Return what stands in a fence that is open, or not known to be closed: all behind its first line."""
-    return fence.lstrip().partition("\n")[2]
-
 
 class Cutter(Protocol):
     """Text in pieces to closed blocks."""
@@ -61,11 +48,6 @@ class Cutter(Protocol):
     @property
     def open(self) -> str:
         """The text after the last closed block."""
-        ...
-
-    @property
-    def kind(self) -> Kind:
-        """What that is, as far as it can be known yet."""
         ...
 
     def feed(self, text: str) -> list[Block]:
@@ -111,10 +93,6 @@ class MarkdownCutter:
     @property
     def open(self) -> str:
         return "".join(self._open.lines) + "".join(self._partial)
-
-    @property
-    def kind(self) -> Kind:
-        return self._open.kind
 
     def feed(self, text: str) -> list[Block]:
         *complete, rest = text.split("\n")
@@ -263,10 +241,6 @@ class PlainCutter:
     @property
     def open(self) -> str:
         return "".join(self._open)
-
-    @property
-    def kind(self) -> Kind:
-        return Kind.PLAIN
 
     def feed(self, text: str) -> list[Block]:
         closed: list[Block] = []

@@ -1,5 +1,4 @@
 """A text that grows at its end, as rows of so many cells: closed blocks, each set on its own, and the open one as plain text.
-Of a fence, that is its code, which `is_code` tells.
 
 What is closed has rows at any moment: plain ones, rows of another width, or before the first width none. `unset` tells which still
 have to be set; `put` takes them.
@@ -10,12 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from rich.segment import Segment
-
-from pinyon.app.tui.blocks import Block, Cutter, Kind, code_of
+from pinyon.app.tui.blocks import Block, Cutter, Kind
 from pinyon.app.tui.rows import Row, Tail, estimated_rows, plain_rows
-
-_INDENT = Segment(" ")  # code that is set has a cell on each side
 
 
 @dataclass(eq=False)
@@ -44,7 +39,6 @@ class GrowingText:
         self._parts: list[Part] = []
         self._starts = [0]  # the first row of each part, and of the tail
         self._tail = Tail(0)
-        self._gap = 0  # rows between the last part and the tail
 
     @property
     def text(self) -> str:
@@ -52,33 +46,18 @@ class GrowingText:
 
     def __len__(self) -> int:
         """Rows."""
-        return self._starts[-1] + self._rows_in(len(self._parts))
+        return self._starts[-1] + len(self._tail)
 
     def __getitem__(self, row: int) -> Row:
         if row >= len(self):
             return []
         index = bisect_right(self._starts, row) - 1
         row -= self._starts[index]
-        if index < len(self._parts):
-            return self._parts[index].rows[row]
-        if self._cutter.kind is not Kind.FENCE:
-            return self._tail[row]
-        return [_INDENT, *self._tail[row - self._gap]] if row >= self._gap else []
-
-    def is_code(self, row: int) -> bool:
-        """Whether a row is code that is not set yet."""
-        index = bisect_right(self._starts, row) - 1
-        if index < len(self._parts):
-            part = self._parts[index]
-            return part.block.kind is Kind.FENCE and part.width != self.width and bool(self[row])
-        return self._cutter.kind is Kind.FENCE and bool(self[row])
+        return self._parts[index].rows[row] if index < len(self._parts) else self._tail[row]
 
     def feed(self, text: str) -> None:
-        kind = self._cutter.kind
         if closed := self._cutter.feed(text):
             self._add(closed)
-        elif self._cutter.kind is not kind:
-            self._renew()
         elif self.width:
             self._tail.feed(text)
 
@@ -127,28 +106,20 @@ class GrowingText:
         return self._starts[index] + round(place.depth * self._rows_in(index))
 
     def _rows_in(self, index: int) -> int:
-        return len(self._parts[index].rows) if index < len(self._parts) else self._gap + len(self._tail)
+        return len(self._parts[index].rows) if index < len(self._parts) else len(self._tail)
 
     def _add(self, closed: list[Block]) -> None:
         for block in closed:
-            rows = self._unset_rows(block) if self.width else []
+            rows = plain_rows(block.text, self.width) if self.width else []
             self._parts.append(Part(block, rows, self.width if block.kind is Kind.PLAIN else 0))
         self._renew()
-
-    def _unset_rows(self, block: Block) -> list[Row]:
-        if block.kind is not Kind.FENCE:
-            return plain_rows(block.text, self.width)
-        code = [[_INDENT, *row] for row in plain_rows(block.code, self.width - 2)]
-        return [[], *code] if self._parts else code
 
     def _renew(self) -> None:
         """The parts or the width have changed: measure, and begin the tail again."""
         self._measure()
-        is_code = self._cutter.kind is Kind.FENCE
-        self._gap = int(is_code and bool(self._parts))
-        self._tail = Tail(self.width - 2 if is_code else self.width)
+        self._tail = Tail(self.width)
         if self.width:
-            self._tail.feed(code_of(self._cutter.open) if is_code else self._cutter.open)
+            self._tail.feed(self._cutter.open)
 
     def _measure(self) -> None:
         self._starts = [0, *accumulate(len(part.rows) for part in self._parts)]

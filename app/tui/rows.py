@@ -153,7 +153,6 @@ def rows_of(block: Block, width: int, look: Look) -> list[Row]:
 
 def plain_rows(text: str, width: int) -> list[Row]:
     """Return text as it stands, wrapped. A newline at its end makes no row of its own."""
-    width = max(width, MIN_WIDTH)
     return [row for line in text.removesuffix("\n").split("\n") for row in _line_rows(line, width)]
 
 

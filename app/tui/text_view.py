@@ -1,7 +1,6 @@
 """One text of any length as one widget, whose cost does not grow with the text."""
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -25,12 +24,8 @@ class TextView(Widget):
     TextView {
         width: 1fr;
         height: auto;
-        & > .text--code {
-            background: $panel;
-        }
     }
     """
-    COMPONENT_CLASSES: ClassVar = {"text--code"}
 
     class Unset(Message):
         """The view got a width for which its blocks must be set. `was_set`: they show rows of another one."""
@@ -113,8 +108,6 @@ class TextView(Widget):
 
     def render_line(self, y: int) -> Strip:
         width, style = self.size.width, self._painted_style or self.rich_style
-        if self._shown.is_code(y):
-            style += self.get_component_rich_style("text--code", partial=True)
         row = list(Segment.apply_style(self._shown[y], style))
         strip = Strip(Segment.adjust_line_length(row, width, style), width)
         if (selection := self.text_selection) is not None and (span := selection.get_span(y)) is not None:

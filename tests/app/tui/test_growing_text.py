@@ -1,12 +1,10 @@
 """A text that grows: its rows are those of the text at any moment, whatever the pieces."""
 
-import re
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_texts import cut_at, documents
 
-from pinyon.app.tui.blocks import Kind, MarkdownCutter, PlainCutter
+from pinyon.app.tui.blocks import MarkdownCutter, PlainCutter
 from pinyon.app.tui.growing_text import GrowingText
 from pinyon.app.tui.rows import Look, Row, plain_rows, rows_of
 
@@ -24,25 +22,6 @@ def put_all(text: GrowingText) -> None:
     text.put({part: rows_of(part.block, width, Look()) for part in text.unset(0)}, width)
 
 
-def unset_rows(document: str, width: int) -> list[str]:
-    """What a text shows before anything is set, put together anew: plain rows, and of fences their code."""
-    cutter = MarkdownCutter()
-    shown: list[str] = []
-    closed = cutter.feed(document)
-    for place, (kind, text) in enumerate([*((block.kind, block.text) for block in closed), (cutter.kind, cutter.open)]):
-        if kind is not Kind.FENCE:
-            shown += texts(plain_rows(text, width)) if text else []
-            continue
-        code = text.lstrip().split("\n", 1)[1]
-        if place < len(closed):
-            code = re.sub(r"(^|\n) *(```|~~~)\s*$", "", code)
-        shown += [""] if place else []
-        shown += (
-            [f" {row}".rstrip() for row in texts(plain_rows(code, width - 2))] if code or place < len(closed) else []
-        )
-    return shown
-
-
 @settings(deadline=None)
 @given(documents, st.lists(st.integers(0, 400), max_size=12), st.integers(20, 80))
 def test_unset_it_shows_the_plain_rows_of_its_text(document: str, cuts: list[int], width: int) -> None:
@@ -54,29 +33,9 @@ def test_unset_it_shows_the_plain_rows_of_its_text(document: str, cuts: list[int
         text.feed(piece)
         fed += piece
         assert text.text == fed
-        assert rows(text) == unset_rows(fed, width)
+        assert rows(text) == (texts(plain_rows(fed, width)) if fed else [])
     text.close()
     assert text.text == document
-
-
-def test_a_fence_is_code_from_its_first_line_on_and_takes_the_same_rows_when_it_is_set() -> None:
-    text = GrowingText(MarkdownCutter())
-    text.set_width(30)
-    for piece in ("Look:\n\n", "```py", "thon\n", "def f():\n", "\n", "    return 1\n", "``"):
-        text.feed(piece)
-        put_all(text)
-        if piece == "```py":
-            assert rows(text) == ["Look:", "", "```py"]
-            assert not text.is_code(2)
-    assert rows(text) == ["Look:", "", " def f():", "", "     return 1", " ``"]
-    assert [text.is_code(row) for row in range(len(text))] == [False, False, True, True, True, True]
-    text.feed("`\n")
-    unset = rows(text)
-    assert unset == ["Look:", "", " def f():", "", "     return 1"]
-    assert [text.is_code(row) for row in range(len(text))] == [False, False, True, True, True]
-    put_all(text)
-    assert rows(text) == unset
-    assert not any(text.is_code(row) for row in range(len(text)))
 
 
 @settings(max_examples=50, deadline=None)
@@ -96,16 +55,6 @@ def test_set_it_shows_the_same_however_it_came(document: str, cuts: list[int]) -
     put_all(pieces)
     assert rows(pieces) == rows(whole)
     assert list(whole.unset(0)) == []
-
-
-def test_where_there_is_hardly_any_room_rows_are_cut_off_and_none_is_lost() -> None:
-    for width in (1, 2, 3):
-        text = GrowingText(MarkdownCutter())
-        text.set_width(width)
-        for piece in ("Look\u6f22:\n\n", "```py\n", "x = 1\n", "```\n", "so"):
-            text.feed(piece)
-        assert rows(text) == ["Look\u6f22:", "", " x = 1", "so"]
-        assert [row for row in range(len(text)) if text.is_code(row)] == [2]
 
 
 def test_rows_for_another_width_are_not_taken() -> None:
