@@ -127,12 +127,23 @@ def test_whichever_statement_fails_nothing_is_lost(tmp_path, failing, code, fail
             return
 
 
+def allow_pages(history, pages):
+    """Let the file have so many pages from the next save on. The thread that saves says so itself: the connection is its own."""
+    save = history._saver._save
+
+    def first_say_so():
+        history._saver._save = save
+        history._file._database.writer.execute(f"PRAGMA max_page_count = {pages}")
+        save()
+
+    history._saver._save = first_say_so
+
+
 def test_a_full_disk_is_told_once_and_everything_is_saved_later(path, troubles):
     with History(path, troubles) as history:
         before, _ = told(history)
         history.flush()
-        writer = history._file._database.writer
-        writer.execute("PRAGMA max_page_count = 1")  # SQLite takes the pages that are there
+        allow_pages(history, 1)  # SQLite takes the pages that are there
         conversation, messages = told(history, "a question", "words " * 10_000)
         for _ in range(5):
             history.flush()
@@ -141,7 +152,7 @@ def test_a_full_disk_is_told_once_and_everything_is_saved_later(path, troubles):
         assert history.tree(conversation.id).path() == messages
         assert [each.id for each in history.conversations()] == [conversation.id, before.id]
         assert len(history.search("words")) == 1
-        writer.execute("PRAGMA max_page_count = 1000000")
+        allow_pages(history, 1_000_000)
         history.flush()
         assert history.why_not_saved == ""
         assert troubles[1:] == ["saved again"]
@@ -154,7 +165,7 @@ def test_a_disk_that_stays_full_loses_what_is_new_and_nothing_else(path, trouble
     with History(path, troubles) as history:
         before, messages = told(history)
         history.flush()
-        history._file._database.writer.execute("PRAGMA max_page_count = 1")
+        allow_pages(history, 1)
         told(history, "a question", "words " * 10_000)
     assert len(troubles) == 1
     with History(path) as history:
