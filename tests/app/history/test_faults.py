@@ -153,7 +153,8 @@ def test_a_full_disk_is_told_once_and_everything_is_saved_later(path, troubles):
         assert [each.id for each in history.conversations()] == [conversation.id, before.id]
         assert len(history.search("words")) == 1
         allow_pages(history, 1_000_000)
-        history.flush()
+        for _ in range(2):  # the first may wait for a save that was under way
+            history.flush()
         assert history.why_not_saved == ""
         assert troubles[1:] == ["saved again"]
     with History(path) as history:
