@@ -215,16 +215,16 @@ class Engine:
     def forget_before(self, time_s: float) -> Forgetting:
         """Forget what was kept before a time, in seconds since 1970. Requests that came before go on, and leave nothing.
 
-        Where one of these has ended since, all that was kept until its own has been is forgotten.
+        What these have left since then is forgotten, with all that was kept until that had been.
         """
         until = monotonic_at(time_s)
-        time_s += max(
-            (ended_at - until + KEPT_WITHIN_S for came_at, ended_at in self._lately if came_at < until <= ended_at),
-            default=0.0,
-        )
+        ends = [ended_at for came_at, ended_at in self._lately if came_at < until <= ended_at]
         for answer in self._answers.values():
-            for sequence in answer.open if answer.came_at < until else ():
-                self._kv.leave_no_trace(sequence)
+            if answer.came_at < until:
+                ends.append(time.monotonic())
+                for sequence in answer.open:
+                    self._kv.leave_no_trace(sequence)
+        time_s += max((end - until + KEPT_WITHIN_S for end in ends), default=0.0)
         removed = self._kv.forget_before(time_s)
         self._past_answers.forget_before(time_s)
         return Forgetting(removed, self._then(lambda notes, files: notes.forget_before(time_s, files)))

@@ -46,7 +46,7 @@ ACTIONS: Final = (
     Action("stop", "Stop the answer; what is there is kept", "escape", "stop", label="Stop"),
     Action("system", "Set what the model is told before everything else", slash="system", argument="[TEXT]"),
     Action("params", "Show or set how tokens are drawn", slash="params", argument="[NAME=VALUE ...]"),
-    Action("preset", "Put a template's text into the prompt", slash="preset", argument="[NAME] [VARIABLE=VALUE]"),
+    Action("preset", "Put a template's text into the prompt", slash="preset", argument="[NAME ...]"),
     Action("attach", "Attach a file", slash="attach", argument="[PATH]"),
     Action("detach", "Remove the last attachment; the key from an empty prompt", "backspace", "detach"),
     Action("editor", "Write the message in $EDITOR", "ctrl+g", "editor"),
