@@ -29,7 +29,7 @@ from pinyon.engine.shared_kv import SharedKv
 from pinyon.engine.vocab import Vocab
 
 KEPT_WITHIN_S: Final = 1.0
-"""After the end of a request all that it leaves has been kept."""
+"""How long after the end of a request all that it leaves has been kept."""
 
 Emitted: TypeAlias = tuple[str, Event]
 """A request's id and one of its events."""

@@ -2,18 +2,9 @@
 
 import asyncio
 
-import pytest
-from fake_talk import talks
-
 from pinyon.app.errors import ServerError
 from pinyon.app.history.records import Role
 from pinyon.app.tui.draft import Draft, Piece
-
-
-@pytest.fixture
-async def make_talk():
-    async with talks() as make:
-        yield make
 
 
 async def test_a_title_is_what_was_typed_and_else_what_went_along(make_talk):

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from fake_talk import talks
 
 from pinyon.app.ask import SamplingChoice
 from pinyon.app.errors import ServerError, UsageError
@@ -12,12 +11,6 @@ from pinyon.app.named_options import NamedOptions
 from pinyon.app.tui.draft import Draft
 from pinyon.engine.errors import EngineCrashedError
 from pinyon.models.errors import ModelNotFoundError, TemplateMissingError
-
-
-@pytest.fixture
-async def make_talk():
-    async with talks() as make:
-        yield make
 
 
 async def test_how_far_a_prompt_is_is_known_until_its_answer_begins(make_talk):
