@@ -1,6 +1,6 @@
 """The messages of a conversation on the screen, with a cost that depends neither on their number nor on their length.
 
-What streams is painted ten times a second at most, however fast it comes.
+What streams is painted ten times a second at most, however fast it comes, and less often where that would cost too much.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,6 +19,7 @@ from pinyon.app.tui.commands import key_of
 from pinyon.app.tui.live_messages import LiveMessages
 from pinyon.app.tui.look import look_of
 from pinyon.app.tui.message_view import MessageView
+from pinyon.app.tui.pace import Pace
 from pinyon.app.tui.shown import MessageAction, Shown, actions_of
 from pinyon.app.tui.streaming import Streaming
 from pinyon.app.tui.text_view import TextView
@@ -26,8 +27,6 @@ from pinyon.app.tui.typesetter import Typesetter
 
 if TYPE_CHECKING:
     from textual.timer import Timer
-
-_PAINT_S = 0.1
 
 
 class Transcript(LiveMessages):
@@ -78,6 +77,7 @@ class Transcript(LiveMessages):
         super().__init__()
         self._stream: Streaming | None = None
         self._paint: Timer | None = None
+        self._pace = Pace()
         self._chosen: int | None = None
         self._typesetter = Typesetter(self._nearest_texts)
 
@@ -106,7 +106,7 @@ class Transcript(LiveMessages):
 
     def begin(self, shown: Shown) -> None:
         """Add an answer that will stream, or let one that is there already go on."""
-        self._stream = Streaming(shown)
+        self._stream, self._pace = Streaming(shown), Pace()
         if any(message.id == shown.id for message in self.messages):
             self.replace(shown)
         else:
@@ -121,7 +121,7 @@ class Transcript(LiveMessages):
         if self._stream is not None:
             self._stream.take(text, reasoning, reasoning_tokens)
             if self._paint is None:
-                self._paint = self.set_timer(_PAINT_S, self._paint_stream)
+                self._paint = self.set_timer(self._pace.wait_s, self._paint_stream)
 
     def finish(self, shown: Shown) -> None:
         """Show a message as it is now: the streaming one in the end, or another one whose figures or versions have changed."""
@@ -153,6 +153,7 @@ class Transcript(LiveMessages):
             self._paint = None
         if self._stream is None:
             return
+        self._pace.take()
         text, reasoning, tokens = self._stream.unseen()
         if text or reasoning:
             if (view := self.views.get(self._stream.shown.id)) is not None:
