@@ -242,7 +242,7 @@ async def test_where_nobody_listens_the_connection_fails():
 
 @pytest.mark.parametrize("route", ["chat", "completions"])
 async def test_closing_a_stream_ends_its_answer(make_sdk, route):
-    sdk = await make_sdk(hashed, cells=1 << 20)
+    sdk = await make_sdk(hashed, cells=1 << 16)
     create = (
         sdk.chat.create(**CHAT, stream=True) if route == "chat" else sdk.client.completions.create(**TEXT, stream=True)
     )

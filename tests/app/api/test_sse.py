@@ -172,7 +172,7 @@ async def test_a_cancelled_wait_cancels_its_work(wire):
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, chat_body()), (COMPLETIONS, text_body())])
 async def test_headers_and_comments_come_while_the_prompt_waits(api, monkeypatch, path, body):
-    monkeypatch.setattr(Stream.__init__, "__defaults__", (None, "text/event-stream", 0.01))
+    monkeypatch.setitem(Stream.__init__.__kwdefaults__, "silence_s", 0.01)
     api.server.model.unpaused.clear()
     visitor = Visitor(api.server.app, path, {**body, "stream": True})
     while visitor.body.count(b": 0 of ") < 2:
@@ -187,7 +187,7 @@ async def test_headers_and_comments_come_while_the_prompt_waits(api, monkeypatch
 
 
 async def test_comments_follow_the_prompt_as_it_is_computed(api, monkeypatch):
-    monkeypatch.setattr(Stream.__init__, "__defaults__", (None, "text/event-stream", 0.01))
+    monkeypatch.setitem(Stream.__init__.__kwdefaults__, "silence_s", 0.01)
     model = api.server.model
     model.unpaused.clear()
     visitor = Visitor(api.server.app, COMPLETIONS, text_body(prompt="x" * 100, stream=True))
