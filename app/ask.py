@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pinyon.engine.request import Grammar, SamplingParams
+from pinyon.engine.request import Grammar, Priority, SamplingParams
 from pinyon.models.chat_template import Message
 
 
@@ -58,8 +58,9 @@ def new_id() -> str:
 class Ask(msgspec.Struct, frozen=True):
     """What is wanted: `n` answers to one prompt. `max_tokens` None means until the context ends.
 
-    `logprobs`, `use_cache`, `private`, `deterministic`, `namespace` and `conversation` are as in the engine's request;
-    `deterministic` None is what the settings say. `id` names the request from here to the engine.
+    `logprobs`, `use_cache`, `private`, `deterministic`, `namespace`, `conversation`, `priority`, `client`, `ttft_deadline_s` and
+    `ignore_eos` are as in the engine's request; `deterministic` None is what the settings say. `id` names the request from here to
+    the engine.
     """
 
     prompt: Prompt
@@ -74,4 +75,8 @@ class Ask(msgspec.Struct, frozen=True):
     deterministic: bool | None = None
     namespace: str = ""
     conversation: str | None = None
+    priority: Priority = Priority.INTERACTIVE
+    client: str = ""
+    ttft_deadline_s: float | None = None
+    ignore_eos: bool = False
     id: str = msgspec.field(default_factory=new_id)

@@ -5,7 +5,6 @@ AppError
 ├── UsageError              what was asked makes no sense as asked
 ├── ModelSlotError          another model is loaded already
 ├── BusyError               a request was not accepted, and may be sent again later
-│   ├── QueueFullError
 │   └── ShuttingDownError
 ├── FolderInUseError        another process uses the folder of KV
 ├── ServerError             about the running server: it cannot start, or cannot be reached
@@ -33,10 +32,6 @@ class ModelSlotError(AppError):
 
 
 class BusyError(AppError):
-    pass
-
-
-class QueueFullError(BusyError):
     pass
 
 

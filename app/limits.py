@@ -16,7 +16,6 @@ MAX_HEADERS: Final = 200
 
 MAX_CLIENT_TOKENS: Final = 256
 MAX_CONNECTIONS: Final = 512
-MAX_QUEUED: Final = 128
 RECEIVE_S: Final = 15.0
 KEEP_ALIVE_S: Final = 5
 BLOCKED_WRITE_S: Final = 30.0
@@ -63,9 +62,19 @@ TABLE: Final = (
     Limit("tokens in --token-file", f"{MAX_CLIENT_TOKENS:,}", "the server does not start"),
     Limit("open connections", f"{MAX_CONNECTIONS:,}", f"503 with Retry-After: {RETRY_AFTER_S}, and {_CLOSED}"),
     Limit(
-        "answers computed or waiting at once, each choice of n counted",
-        f"{config.MAX_SEQUENCES + MAX_QUEUED:,}",
-        f"503 with Retry-After: {RETRY_AFTER_S}",
+        "answers that wait for their turn, each choice of n counted (the setting max_queued)",
+        f"{config.Limits().queue:,}",
+        "503 with Retry-After as predicted",
+    ),
+    Limit(
+        "those of one client: token, user or connection (the setting max_queued_per_client)",
+        f"{config.Limits().client_queue:,}",
+        "429 with Retry-After as predicted",
+    ),
+    Limit(
+        "time to the first token, where a request has ttft_deadline_s",
+        "as predicted",
+        "503 with Retry-After as predicted",
     ),
     Limit("time to receive a request", f"{RECEIVE_S:g} s", f"408 where one had begun, and {_CLOSED}"),
     Limit("time without a next request on a connection", f"{KEEP_ALIVE_S:g} s", _CLOSED),

@@ -18,7 +18,7 @@ from pinyon.app.errors import ModelSlotError
 from pinyon.app.kv_budget import KvBudget, KvClaim, kv_budget
 from pinyon.app.settings import Folders, Settings
 from pinyon.engine.client import EngineClient, EngineState
-from pinyon.engine.config import EngineConfig, EngineInfo
+from pinyon.engine.config import EngineConfig, EngineInfo, Limits
 from pinyon.engine.errors import (
     ContextOverflowError,
     EngineCrashedError,
@@ -206,6 +206,10 @@ class LoadedModel:
             deterministic=self._deterministic if ask.deterministic is None else ask.deterministic,
             namespace=ask.namespace,
             conversation=ask.conversation,
+            priority=ask.priority,
+            client=ask.client,
+            ttft_deadline_s=ask.ttft_deadline_s,
+            ignore_eos=ask.ignore_eos,
         )
 
     async def _pieces(self, prompt: Prompt) -> tuple[Text | Tokens, ...]:
@@ -415,6 +419,14 @@ class Service:
             kv_ram_cap_bytes=self._kv.ram_cap_bytes,
             kv_folder=None if self._kv.folder is None else os.fsencode(self._kv.folder),
             kv_disk_cap_bytes=self._kv.disk_cap_bytes,
+            answer_within_s=self._settings.engine_timeout_s,
+            calibration_folder=os.fsencode(self._folders.calibration),
+            limits=Limits(
+                queue=self._settings.max_queued,
+                client_queue=self._settings.max_queued_per_client,
+                stall_s=self._settings.stall_ms / 1000,
+                long_share=self._settings.long_request_share,
+            ),
         )
 
     async def __aenter__(self) -> Self:

@@ -12,7 +12,9 @@ import msgspec
 from platformdirs import PlatformDirs
 
 from pinyon.app.errors import SettingsError
+from pinyon.engine.config import ANSWER_WITHIN_S, Limits
 
+_LIMITS = Limits()
 _OTHER_VARIABLES = {"PINYON_HOME", "PINYON_PREBUILT"}
 
 
@@ -66,6 +68,10 @@ class Folders:
         return self.cache / "kv"
 
     @property
+    def calibration(self) -> Path:
+        return self.cache / "calibration"
+
+    @property
     def templates(self) -> Path:
         return self.config / "templates"
 
@@ -101,7 +107,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `cache_ram_mib` and `cache_disk_mib` cap what computed prompts may take beside the context; 0 switches that off.
     `deterministic` is for requests that do not say. `history` keeps conversations. `urls` allows commands to attach what a
-    URL names. `theme` and `keys` (by the action's id) are the chat's.
+    URL names. `max_queued` answers may wait, `max_queued_per_client` of one client; a step keeps nobody who reads waiting for more
+    than `stall_ms`, and a request for more than `long_request_share` of the context is long, as in the engine's limits; an engine that gives no
+    sign of life for `engine_timeout_s` is started again. `theme` and `keys` (by the action's id) are the chat's.
     """
 
     model: str | None = None
@@ -112,6 +120,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deterministic: bool = False
     history: bool = True
     urls: bool = False
+    max_queued: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = _LIMITS.queue
+    max_queued_per_client: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = _LIMITS.client_queue
+    stall_ms: Annotated[int, msgspec.Meta(ge=10, le=60_000)] = round(1000 * _LIMITS.stall_s)
+    long_request_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = _LIMITS.long_share
+    engine_timeout_s: Annotated[int, msgspec.Meta(ge=5, le=3600)] = ANSWER_WITHIN_S
     theme: str | None = None
     keys: dict[str, str] = {}
 

@@ -24,7 +24,6 @@ _TOLD: Final = {
         errors.AppError,
         errors.ModelSlotError,
         errors.BusyError,
-        errors.QueueFullError,
         errors.ShuttingDownError,
         errors.ServerError,
         engine_errors.InvalidRequestError,

@@ -20,11 +20,13 @@ def choice_sampling(request: GenerateRequest) -> Iterator[SamplingParams]:
 
 
 class Answer:
-    """All choices of a request that came at a time (time.monotonic); each goes its own way to its end."""
+    """All choices of a request that came at a time by the engine's clock; each goes its own way to its end."""
 
     def __init__(self, choices: Sequence[Choice], came_at: float) -> None:
         self._choices = choices
         self.came_at = came_at
+        self.expected_at = 0.0
+        """By the same clock: when its first token was expected, as predicted when it was accepted."""
 
     @property
     def open(self) -> list[Choice]:

@@ -50,7 +50,7 @@ class BlockDisk:
         folder: Path,
         root: bytes,
         files: FileSystem | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._folder = folder
         self._root = root

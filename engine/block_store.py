@@ -68,7 +68,7 @@ class BlockStore:
     """
 
     def __init__(
-        self, ram_cap_bytes: int, clock: Callable[[], float] = time.monotonic, *, awaits_disk: bool = False
+        self, ram_cap_bytes: int, clock: Callable[[], float] = time.perf_counter, *, awaits_disk: bool = False
     ) -> None:
         self.awaits_disk = awaits_disk
         self._ram = Tier(ram_cap_bytes)

@@ -28,11 +28,12 @@ LOAD_ATTEMPTS: Final = 2
 
 
 class EngineState(StrEnum):
-    """STOPPED has nothing loaded, and loads when asked; a crash leads back to LOADING; FAILED could not load."""
+    """STOPPED has nothing loaded, and loads when asked; a crash leads back to LOADING; STUCK gives no sign of life; FAILED could not load."""
 
     STOPPED = "stopped"
     LOADING = "loading"
     READY = "ready"
+    STUCK = "stuck"
     FAILED = "failed"
 
 
@@ -58,7 +59,9 @@ class EngineClient:
             return EngineState.STOPPED
         if not self._live.done():
             return EngineState.LOADING
-        return EngineState.FAILED if self._live.exception() else EngineState.READY
+        if self._live.exception():
+            return EngineState.FAILED
+        return EngineState.STUCK if self._process is not None and self._process.is_stuck else EngineState.READY
 
     async def start(self, on_progress: Callable[[float], None] | None = None) -> EngineInfo:
         """Load the model; `on_progress` is told the loaded fraction.
@@ -95,7 +98,7 @@ class EngineClient:
 
         A worker that is not ready knows no request, and is not waited for.
         """
-        if self.state is EngineState.READY and self._process is not None:
+        if self.state in {EngineState.READY, EngineState.STUCK} and self._process is not None:
             with contextlib.suppress(EngineError):  # it has died just now, and the request with it
                 self._process.post(protocol.Cancel(request_id))
 
@@ -124,7 +127,7 @@ class EngineClient:
             EngineCrashedError: the worker died meanwhile.
             EngineError: files cannot be deleted.
         """
-        if self.state not in {EngineState.LOADING, EngineState.READY}:
+        if self.state not in {EngineState.LOADING, EngineState.READY, EngineState.STUCK}:
             return Removed()
         process, _ = await self._ready()
         reply = await process.call(lambda number: protocol.Forget(number, conversation, before_s))

@@ -11,11 +11,28 @@ MAX_SEQUENCES = SEQUENCE_IDS - 1
 """Blocks of KV are moved through the last id. With a sliding window half of the sequences only guard the other half."""
 MAX_STATEFUL_SEQUENCES = 8
 """For recurrent and hybrid models, and small windows: they allocate a full state per sequence id."""
-CHUNK_ROWS = 64
-"""Attention takes its tiled path from 64 rows; chunks of this size give the same bits wherever a prompt is cut."""
 LONG_TEXT_CHARS = 1 << 15
 """Some tokenizers take seconds from here on."""
-BATCH_ROWS = CHUNK_ROWS + SEQUENCE_IDS
+MIN_BATCH_ROWS, MAX_BATCH_ROWS = 128, 512
+"""What a step can hold: all decoding rows, and a prompt's where nobody waits for it; the less the smaller the context is."""
+
+
+ANSWER_WITHIN_S = 45
+"""Some native calls take long, and nothing can look into them: the first pages of a large model from a slow disk."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What the engine lets wait, and how long it lets people wait for a step.
+
+    `queue` answers may wait, `client_queue` of one client. While somebody reads an answer a step takes at most `stall_s`, or
+    twice what it takes without any prompt, if that is more. A request that needs more than `long_share` of the context's cells,
+    besides those that it shares, is long: one of them runs at a time.
+    """
+
+    queue: int = 128
+    client_queue: int = 128
+    stall_s: float = 0.15
+    long_share: float = 0.25
 
 
 def check_context(asked_tokens: int, trained_tokens: int) -> None:
@@ -33,6 +50,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     `context_tokens` None means what the model was trained for, at most DEFAULT_CONTEXT_TOKENS. `kv_ram_cap_bytes` is the
     room for blocks of KV beside the context; in `kv_folder`, a path in bytes, they may take `kv_disk_cap_bytes` more. Without
     `full_window`, layers with a sliding window keep just its cells where that takes less memory; fewer requests run at once then.
+    An engine that gives no sign of life for `answer_within_s` is killed, and started again. What steps cost is kept in
+    `calibration_folder` if KV is kept on disk: only then is the weights' digest known.
     """
 
     model_path: bytes
@@ -42,6 +61,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     kv_folder: bytes | None = None
     kv_disk_cap_bytes: int = 0
     full_window: bool = True
+    calibration_folder: bytes | None = None
+    limits: Limits = Limits()
+    answer_within_s: float = ANSWER_WITHIN_S
 
 
 class EngineInfo(msgspec.Struct, frozen=True):

@@ -9,12 +9,16 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
+from pinyon.engine.admission import Admission
 from pinyon.engine.answer import Answer, choice_sampling
 from pinyon.engine.answer_memory import AnswerMemory
 from pinyon.engine.batch import Batch
 from pinyon.engine.cache_notes import CacheNotes, Note
+from pinyon.engine.calibration import Calibration
 from pinyon.engine.config import LONG_TEXT_CHARS
-from pinyon.engine.errors import ContextOverflowError, EngineError, InvalidRequestError
+from pinyon.engine.cost_file import CostFile
+from pinyon.engine.cost_model import CostModel
+from pinyon.engine.errors import ContextOverflowError, EngineError, InvalidRequestError, OverloadedError
 from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Event, Finished, FinishReason, Progress, Removed
 from pinyon.engine.gate import Constraint
@@ -25,6 +29,7 @@ from pinyon.engine.request import GenerateRequest, Grammar, Prompt, Tokens, text
 from pinyon.engine.sampler import Sampler
 from pinyon.engine.scheduler import Scheduler
 from pinyon.engine.sequence import Sequence
+from pinyon.engine.service_meters import ServiceMeters
 from pinyon.engine.shared_kv import SharedKv
 from pinyon.engine.vocab import Vocab
 
@@ -56,9 +61,9 @@ class Forgetting(NamedTuple):
     done: Future[None]
 
 
-def monotonic_at(time_s: float) -> float:
-    """Return what time.monotonic says of a time in seconds since 1970."""
-    return time.monotonic() - (time.time() - time_s)
+def counter_at(time_s: float, clock: Callable[[], float]) -> float:
+    """Return what a clock of this process says of a time in seconds since 1970."""
+    return clock() - (time.time() - time_s)
 
 
 class Engine:
@@ -69,22 +74,30 @@ class Engine:
         vocab: Vocab,
         runner: BatchRunner,
         scheduler: Scheduler,
+        admission: Admission,
         kv: SharedKv,
+        costs: CostModel,
         context_tokens: int,
         compile_grammar: Callable[[Grammar], Constraint],
+        calibration: Calibration | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.context_tokens = context_tokens
         self._vocab = vocab
         self._runner = runner
         self._scheduler = scheduler
+        self._admission = admission
         self._kv = kv
+        self._costs = costs
         self._clock = clock
+        self._calibration = calibration
+        self._cost_file: CostFile | None = None
+        self._service = ServiceMeters()
         self._compile_grammar = compile_grammar
         self._candidates = Candidates(vocab.size)
         self._answers: dict[str, Answer] = {}
         self._lately: deque[tuple[float, float]] = deque(maxlen=1000)
-        """When those that have ended had come, and when they ended (time.monotonic)."""
+        """When those that have ended had come, and when they ended, by the clock."""
         self._past_answers = AnswerMemory(vocab.token_bytes, vocab.is_control)
         self._notes: CacheNotes | None = None
 
@@ -131,10 +144,10 @@ class Engine:
             raise ContextOverflowError(least, self.context_tokens, is_estimate=True)
 
     def submit(self, prepared: Prepared, came_at: float | None = None) -> list[Emitted]:
-        """Queue a prepared request that came at a time (time.monotonic), None for just now; tell that it is accepted."""
+        """Queue a prepared request that came at a time by the clock, None for just now; tell whether it is accepted."""
         request, prompt, constraints = prepared
         assert request.id not in self._answers, "the client gives every open request an id of its own"
-        choices = []
+        choices: list[Sequence] = []
         for index, sampling in enumerate(choice_sampling(request)):
             sampler = Sampler(sampling, self._candidates, self._vocab.size, self.context_tokens, prompt)
             constraint = constraints[index] if constraints else None
@@ -147,10 +160,23 @@ class Engine:
                     self.context_tokens,
                     index=index,
                     constraint=constraint,
+                    clock=self._clock,
                 )
             )
-            self._scheduler.add(choices[-1])
-        self._answers[request.id] = Answer(choices, time.monotonic() if came_at is None else came_at)
+        now = self._clock()
+        answer = Answer(choices, now if came_at is None else came_at)
+        try:
+            expected_s = self._admission.require_place(choices, now - answer.came_at)
+        except OverloadedError as error:
+            self._service.take_refusal()
+            for choice in choices:
+                choice.fail()
+            return [(request.id, error.as_event())]
+        answer.expected_at = now + expected_s
+        for choice in choices:
+            self._scheduler.add(choice)
+        self._answers[request.id] = answer
+        self._calibration = None  # real work tells more
         return [(request.id, Progress(0, len(prompt)))]
 
     def estimate(self, prepared: Prepared) -> Estimate:
@@ -160,13 +186,20 @@ class Engine:
     def meters(self) -> Meters:
         """Return what the engine holds and does; the process and devices are not known here."""
         running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
-        return msgspec.structs.replace(self._kv.meters(), running=running, waiting=waiting)
+        return msgspec.structs.replace(
+            self._kv.meters(),
+            running=running,
+            waiting=waiting,
+            curve=self._costs.curve,
+            service=self._service.counted(preempted=self._scheduler.preemptions),
+        )
 
     def cancel(self, request_id: str) -> list[Emitted]:
         """End a request in whatever state it is; one that has ended already is left alone."""
         answer = self._answers.get(request_id)
         if answer is None:
             return []
+        self._service.take_cancel()
         emitted: list[Emitted] = []
         for sequence in answer.open:
             emitted += self._leave(sequence, sequence.finish(FinishReason.CANCELLED))
@@ -176,24 +209,27 @@ class Engine:
         """Compute one batch and return what came of it."""
         emitted = self._restore()
         batch = self._scheduler.schedule()
-        if not batch.slices:
-            return emitted
-        started = self._clock()
-        try:
-            logits = self._runner.run(batch)
-        except EngineError as error:
-            return emitted + self._fail(batch, error)
-        self._kv.take(batch, self._clock() - started)
-        emitted += self._apply(batch, logits)
+        if batch.slices:
+            emitted += self._compute(batch)
         self._kv.save()
         self._note_blocks()
         return emitted
 
     def tidy(self) -> float | None:
         """Do a little of what waits for idle time; return in how many seconds there is more to do, None for nothing."""
+        if self._calibration is not None and not (self._calibration.is_over or self._kv.awaits_disk):
+            self._calibration.step()
+            return 0.0
         in_s = self._kv.tidy()
         self._note_blocks()
         return in_s
+
+    def use_costs(self, file: CostFile) -> None:
+        """Go on with what was learned at an earlier start, and keep there what is learned now."""
+        self._cost_file = file
+        if file.kept is not None:
+            self._costs.go_on_with(file.kept)
+            self._calibration = None
 
     def use_disk(self, tier: DiskTier | None) -> None:
         """Keep KV and what belongs to it on disk from now on; None where it was expected, and there is none."""
@@ -217,11 +253,11 @@ class Engine:
 
         What these have left since then is forgotten, with all that was kept until that had been.
         """
-        until = monotonic_at(time_s)
+        until = counter_at(time_s, self._clock)
         ends = [ended_at for came_at, ended_at in self._lately if came_at < until <= ended_at]
         for answer in self._answers.values():
             if answer.came_at < until:
-                ends.append(time.monotonic())
+                ends.append(self._clock())
                 for sequence in answer.open:
                     self._kv.leave_no_trace(sequence)
         time_s += max((end - until + KEPT_WITHIN_S for end in ends), default=0.0)
@@ -244,9 +280,11 @@ class Engine:
             self._notes.add_noted(noted)
 
     def close(self) -> None:
-        """Store what was computed; return when it is safe."""
+        """Store what was computed, and what was learned; return when it is safe."""
         self._kv.close()
         self._note_blocks()
+        if self._cost_file is not None and (curve := self._costs.curve) is not None:
+            self._cost_file.keep(curve)
         if self._notes is not None:
             self._notes.close()
 
@@ -254,7 +292,22 @@ class Engine:
         restored = self._kv.restore(self._scheduler.running)
         return [emitted for sequence in restored for emitted in self._tag(sequence, sequence.progress())]
 
+    def _compute(self, batch: Batch) -> list[Emitted]:
+        started = self._clock()
+        try:
+            logits = self._runner.run(batch)
+        except EngineError as error:
+            return self._fail(batch, error)
+        self._took_step(batch, self._clock() - started)
+        return self._apply(batch, logits)
+
+    def _took_step(self, batch: Batch, seconds: float) -> None:
+        self._service.take_step(batch.rows, seconds, self._costs.step_s(batch.rows, self._kv.used_cells))
+        self._scheduler.take(batch)
+        self._kv.take(batch, seconds)
+
     def _apply(self, batch: Batch, logits: Logits) -> list[Emitted]:
+        started = self._clock()
         emitted: list[Emitted] = []
         row = 0
         for piece in batch.slices:
@@ -262,15 +315,19 @@ class Engine:
             row += wants_logits
             if not sequence.done:  # another choice of its request may have failed in this loop
                 emitted += self._advance(sequence, logits[row - 1] if wants_logits else None)
+        if row:
+            self._costs.measure_sampling(row, self._clock() - started)
         return emitted
 
     def _advance(self, sequence: Sequence, logits: Logits | None) -> list[Emitted]:
         events = sequence.progress()
         if logits is not None:
+            before = sequence.last_token
             try:
                 events += sequence.take(logits)
             except EngineError as error:
                 return self._tag(sequence, events) + self._fail_answer(sequence.request.id, error)
+            self._took_token(sequence, before)
         return self._leave(sequence, events) if sequence.done else self._tag(sequence, events)
 
     def _fail(self, batch: Batch, error: EngineError) -> list[Emitted]:
@@ -286,6 +343,18 @@ class Engine:
             self._scheduler.release(sequence, keep=False)
         return [*emitted, (request_id, error.as_event())]
 
+    def _took_token(self, sequence: Sequence, before: float | None) -> None:
+        """Take note of when a token came: long after the one before, or, if it is the first, when it was expected and wanted."""
+        if before is not None and sequence.last_token is not None:
+            self._service.take_token(sequence.last_token - before)
+        if before is not None or sequence.index:
+            return
+        answer, deadline_s = self._answers[sequence.request.id], sequence.request.ttft_deadline_s
+        if deadline_s is not None:
+            now = self._clock()
+            self._admission.took(sequence.request, was_late=now > answer.expected_at)
+            self._service.take_first_token(is_late=now - answer.came_at > deadline_s)
+
     def _leave(self, sequence: Sequence, events: list[Event]) -> list[Emitted]:
         """Take out a choice that has finished; the last one finishes its request."""
         self._scheduler.release(sequence)
@@ -293,7 +362,8 @@ class Engine:
         finished = None if answer.open else answer.finished()
         if finished is not None:
             del self._answers[sequence.request.id]
-            self._lately.append((answer.came_at, time.monotonic()))
+            self._service.take_answer(finished)
+            self._lately.append((answer.came_at, self._clock()))
             events = [*events, finished]
         if sequence.request.use_cache and not sequence.request.private:
             self._remember(sequence, finished)

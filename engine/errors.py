@@ -3,10 +3,13 @@
 EngineError
 ├── InvalidRequestError      a parameter is out of range, or the prompt is empty
 ├── ContextOverflowError     the prompt does not fit into the context
+├── OverloadedError          there is too much to do for this request to be in time
+│   └── ClientLimitError        too much of it is the same client's
 ├── ModelLoadError           llama.cpp refused the file
 │   ├── DoesNotFitError         the asked context is more than the model or the memory has room for
 │   └── ModelQuarantinedError   the worker died twice in a row while loading it
 ├── EngineCrashedError       the worker process died
+│   └── EngineStuckError        it was killed, since it gave no sign of life
 ├── EngineStartError         the operating system does not let a worker start
 ├── NativeError              a llama.cpp call failed; the request fails, the engine goes on
 │   └── BindingError         llama-cpp-python is not the version this code is written for
@@ -14,6 +17,7 @@ EngineError
 Every message says what happened, with the numbers, and what to do. `kind` travels in events and frames.
 """
 
+import math
 from typing import ClassVar
 
 from pinyon.engine.events import Failed, FailureKind
@@ -63,6 +67,23 @@ class ContextOverflowError(EngineError):
         return {"prompt_tokens": self.prompt_tokens, "context_tokens": self.context_tokens}
 
 
+class OverloadedError(EngineError):
+    """Trying again is worth while after `retry_after_s` seconds, a whole number."""
+
+    kind = FailureKind.OVERLOADED
+
+    def __init__(self, message: str, wait_s: float) -> None:
+        self.retry_after_s = max(1, math.ceil(wait_s))
+        super().__init__(f"{message}: try again in {self.retry_after_s} s")
+
+    def figures(self) -> dict[str, int]:
+        return {"retry_after_s": self.retry_after_s}
+
+
+class ClientLimitError(OverloadedError):
+    kind = FailureKind.CLIENT_LIMIT
+
+
 class ModelLoadError(EngineError):
     kind = FailureKind.LOAD_FAILED
 
@@ -77,6 +98,10 @@ class ModelQuarantinedError(ModelLoadError):
 
 class EngineCrashedError(EngineError):
     kind = FailureKind.ENGINE_CRASH
+
+
+class EngineStuckError(EngineCrashedError):
+    kind = FailureKind.ENGINE_STUCK
 
 
 class EngineStartError(EngineError):

@@ -21,7 +21,10 @@ class FailureKind(StrEnum):
     CONTEXT_OVERFLOW = "context_length_exceeded"
     LOAD_FAILED = "load_failed"
     DOES_NOT_FIT = "does_not_fit"
+    OVERLOADED = "overloaded"
+    CLIENT_LIMIT = "client_limit"
     ENGINE_CRASH = "engine_crash"
+    ENGINE_STUCK = "engine_stuck"
     ENGINE_ERROR = "engine_error"
 
 

@@ -42,7 +42,7 @@ class KvCells:
     ) -> None:
         self.cells = cells
         self._memory = memory
-        self._sequence_ids = sequence_ids
+        self.sequence_ids = sequence_ids
         self.window = window
         self.needs_checkpoints = needs_checkpoints
         self._before_drop = before_drop
@@ -107,7 +107,7 @@ class KvCells:
 
     def _free_id(self) -> int | None:
         taken = {leaf.sequence_id for leaf in self._tree.leaves}
-        return next((sequence_id for sequence_id in range(self._sequence_ids) if sequence_id not in taken), None)
+        return next((sequence_id for sequence_id in range(self.sequence_ids) if sequence_id not in taken), None)
 
     def _fork(self, match: Match, sequence_id: int) -> Leaf:
         if (source := match.source) is not None:
@@ -119,7 +119,7 @@ class KvCells:
 
     def ids_of(self, sequence_id: int) -> tuple[int, ...]:
         """Return the ids that a sequence's cells carry: its own, and its guard's where there is a window."""
-        return (sequence_id, self._sequence_ids + sequence_id) if self.window else (sequence_id,)
+        return (sequence_id, self.sequence_ids + sequence_id) if self.window else (sequence_id,)
 
     def grow(self, leaf: Leaf, tokens: Sequence[int]) -> None:
         """Count tokens whose KV a sequence has got."""
@@ -178,5 +178,5 @@ class KvCells:
         self._tree.check()
         assert 0 <= self._tree.cells <= self.cells, f"{self._tree.cells} cells used of {self.cells}"
         for leaf in self._tree.leaves:
-            assert 0 <= leaf.sequence_id < self._sequence_ids, f"there is no sequence id {leaf.sequence_id}"
+            assert 0 <= leaf.sequence_id < self.sequence_ids, f"there is no sequence id {leaf.sequence_id}"
             assert leaf.in_use or leaf.own_cells, "an idle sequence would give no cell back"

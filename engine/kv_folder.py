@@ -41,9 +41,10 @@ class About(msgspec.Struct, frozen=True):
 class DiskTier(NamedTuple):
     """The blocks of one root key on disk: those found there, and the room for all; and what else is kept there.
 
-    `elsewhere` are the keys of the blocks of all other root keys: those of the same tokens have the same key.
+    `weights` is the SHA-256 of the model's file. `elsewhere` are the keys of the blocks of all other root keys: those of the same tokens have the same key.
     """
 
+    weights: bytes
     disk: BlockDisk
     found: list[BlockHeader]
     cap_bytes: int
@@ -79,7 +80,7 @@ def open_tier(
         _write_about(own, About(model_text(model), tuple(settings)), files)
         found, elsewhere = [*disk.scan()], _keys_elsewhere(folder, own)
         noted = notes.noted(header.key for header in found)
-        tier = DiskTier(disk, found, own_cap_bytes - notes_bytes, notes, notes.answers(), noted, elsewhere)
+        tier = DiskTier(weights, disk, found, own_cap_bytes - notes_bytes, notes, notes.answers(), noted, elsewhere)
         threads.pop_all()
     return tier
 

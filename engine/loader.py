@@ -7,13 +7,16 @@ from typing import NamedTuple
 
 import msgspec
 
+from pinyon.engine.admission import Admission
+from pinyon.engine.block import BLOCK_TOKENS
 from pinyon.engine.block_store import BlockStore
+from pinyon.engine.calibration import Calibration
 from pinyon.engine.checkpoints import Checkpoints
 from pinyon.engine.config import (
-    BATCH_ROWS,
-    CHUNK_ROWS,
     DEFAULT_CONTEXT_TOKENS,
+    MAX_BATCH_ROWS,
     MAX_STATEFUL_SEQUENCES,
+    MIN_BATCH_ROWS,
     SEQUENCE_IDS,
     EngineConfig,
     EngineInfo,
@@ -30,6 +33,7 @@ from pinyon.engine.request import SamplingParams
 from pinyon.engine.runner import Runner
 from pinyon.engine.scheduler import Scheduler
 from pinyon.engine.shared_kv import SharedKv
+from pinyon.engine.step_budget import StepBudget
 from pinyon.engine.vocab import Vocab
 from pinyon.engine.weights_digest import file_identity
 
@@ -66,7 +70,8 @@ def load_engine(
             f"cannot use {shown(path)}: it is an embedding, encoder-decoder or diffusion model, not a text generator"
         )
     context_tokens = _context_tokens(config, model)
-    full_window = config.full_window or not _is_window_small(model.window, context_tokens)
+    batch_rows = _batch_rows(context_tokens)
+    full_window = config.full_window or not _is_window_small(model.window, batch_rows, context_tokens)
     needs_checkpoints = model.keeps_state_per_sequence or not full_window
     ids = MAX_STATEFUL_SEQUENCES if needs_checkpoints else SEQUENCE_IDS
     vocab = Vocab(model.vocabulary)
@@ -77,15 +82,31 @@ def load_engine(
             log,
             cells=context_tokens,
             sequence_ids=ids,
-            batch_rows=BATCH_ROWS,
+            batch_rows=batch_rows,
             threads=config.threads,
             full_window=full_window,
         )
     guarded_window = 0 if needs_checkpoints else model.window
-    cells, kv = _shared_kv(config, context, context_tokens, ids, guarded_window, needs_checkpoints=needs_checkpoints)
-    scheduler = Scheduler(kv, chunk_rows=CHUNK_ROWS)
+    costs = CostModel()
+    cells, kv = _shared_kv(
+        config, context, costs, context_tokens, ids, guarded_window, needs_checkpoints=needs_checkpoints
+    )
+    budget = StepBudget(costs, max_rows=batch_rows, stall_s=config.limits.stall_s)
+    scheduler = Scheduler(kv, budget, config.limits)
+    admission = Admission(scheduler, kv, costs, budget, config.limits)
     grammars = GrammarCompiler(model.vocabulary, vocab.eog_tokens)
-    engine = Engine(vocab, Runner(context, BATCH_ROWS, cells.ids_of), scheduler, kv, context_tokens, grammars.compile)
+    runner = Runner(context, batch_rows, cells.ids_of)
+    engine = Engine(
+        vocab,
+        runner,
+        scheduler,
+        admission,
+        kv,
+        costs,
+        context_tokens,
+        grammars.compile,
+        Calibration(context, costs, ids - 1),
+    )
     info = EngineInfo(
         build=build,
         context_tokens=context_tokens,
@@ -104,7 +125,14 @@ def load_engine(
 
 
 def _shared_kv(
-    config: EngineConfig, context: Context, context_tokens: int, ids: int, window: int, *, needs_checkpoints: bool
+    config: EngineConfig,
+    context: Context,
+    costs: CostModel,
+    context_tokens: int,
+    ids: int,
+    window: int,
+    *,
+    needs_checkpoints: bool,
 ) -> tuple[KvCells, SharedKv]:
     cells = KvCells(
         context,
@@ -115,15 +143,20 @@ def _shared_kv(
         before_drop=lambda leaf: blocks.save_all_of(leaf),  # noqa: PLW0108  there are none yet
     )
     store = BlockStore(config.kv_ram_cap_bytes, awaits_disk=config.kv_folder is not None)
-    costs, scratch = CostModel(), ids - 1
+    scratch = ids - 1
     checkpoints = Checkpoints(context, store, costs, scratch) if needs_checkpoints else None
     blocks = KvBlocks(context, cells, store, costs, scratch, checkpoints)
     return cells, SharedKv(cells, blocks, store, costs)
 
 
-def _is_window_small(window: int, context_tokens: int) -> bool:
+def _batch_rows(context_tokens: int) -> int:
+    """Return how many rows a step can hold, a multiple of a block."""
+    return min(max(context_tokens // 4 // BLOCK_TOKENS * BLOCK_TOKENS, MIN_BATCH_ROWS), MAX_BATCH_ROWS)
+
+
+def _is_window_small(window: int, batch_rows: int, context_tokens: int) -> bool:
     """Whether what llama.cpp keeps of a window for each sequence is less, all together, than the whole context."""
-    return window > 0 and window * MAX_STATEFUL_SEQUENCES + BATCH_ROWS < context_tokens
+    return window > 0 and window * MAX_STATEFUL_SEQUENCES + batch_rows < context_tokens
 
 
 def _context_tokens(config: EngineConfig, model: Model) -> int:

@@ -2,6 +2,9 @@
 
 import msgspec
 
+from pinyon.engine.step_cost import Curve
+from pinyon.engine.tally import Counts
+
 
 class Vram(msgspec.Struct, frozen=True):
     """The memory of a device other than the CPU, and how much of it all programs together use."""
@@ -11,12 +14,36 @@ class Vram(msgspec.Struct, frozen=True):
     total_bytes: int
 
 
+class Service(msgspec.Struct, frozen=True):
+    """How people are served, counted since the engine was started.
+
+    Sequences that gave way to others; requests that were cancelled, or refused since there was too much to do; first tokens that
+    came `in_time` or `late`, of requests with a deadline; steps that took far longer than predicted.
+
+    Answers by the seconds that they waited in the queue (`queue_s`), and to their first token (`ttft_s`), and by those of a token after
+    it (`tpot_s`, a mean); tokens by how long after the one before they came (`token_s`); steps by seconds and by rows.
+    """
+
+    preempted: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    in_time: int = 0
+    late: int = 0
+    slow_steps: int = 0
+    queue_s: Counts = Counts()
+    ttft_s: Counts = Counts()
+    tpot_s: Counts = Counts()
+    token_s: Counts = Counts()
+    step_s: Counts = Counts()
+    step_rows: Counts = Counts()
+
+
 class Meters(msgspec.Struct, frozen=True):
     """Requests hold `held_cells` of the context's `cells`; `idle_cells` were left for others. `running` and `waiting` are sequences,
     the latter also of requests whose prompt is still being tokenised.
 
     `kv_ram_bytes` and `kv_disk_bytes` are in blocks beside the context. Rates are as measured, 0 while unknown. `rss_bytes` is
-    the engine process', `available_bytes` what this machine could still give to programs.
+    the engine process', `available_bytes` what this machine could still give to programs. `curve` is what steps cost here.
     """
 
     cells: int = 0
@@ -31,3 +58,5 @@ class Meters(msgspec.Struct, frozen=True):
     rss_bytes: int = 0
     available_bytes: int = 0
     vram: tuple[Vram, ...] = ()
+    service: Service = Service()
+    curve: Curve | None = None

@@ -338,7 +338,7 @@ class Context:
         self._log = log
 
     def decode(self, buffer: RowBuffer, rows: int) -> None:
-        """Compute the first `rows` rows of the buffer.
+        """Compute the first `rows` rows of the buffer; return when that is done.
 
         Raises:
             NativeError: llama.cpp refused the rows; the sequences in them must be given up.
@@ -347,6 +347,7 @@ class Context:
         status = lib.llama_decode(self._handle, buffer.native)
         if status != 0:
             raise NativeError(f"llama_decode returned {status} for {rows} rows: {self._log.reason()}")
+        lib.llama_synchronize(self._handle)
 
     def logits(self, outputs: int) -> Logits:
         """Return the logits of the last decode's rows that wanted them, in batch order."""

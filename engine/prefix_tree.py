@@ -36,7 +36,7 @@ def common_length(run: Sequence[int], tokens: Sequence[int], at: int = 0) -> int
 class Leaf:
     """A sequence id and the node that its path ends with; `in_use` while a request computes in it.
 
-    Of what `is_private` leaves alone hold, nobody else is told. `idle_since` is in seconds that the engine has computed, `used_at` in
+    Of what `is_private` leaves alone hold, nobody else is told. `rent_from_s` is what a cell had cost until it was left, `used_at` is in
     seconds since 1970. `conversation` is that of the last request. A leaf that `lacks_checkpoint` cannot be gone on from yet.
     """
 
@@ -44,7 +44,7 @@ class Leaf:
     node: "Node"
     in_use: bool = True
     is_private: bool = False
-    idle_since: float = 0.0
+    rent_from_s: float = 0.0
     used_at: float = 0.0
     conversation: str | None = None
     lacks_checkpoint: bool = False

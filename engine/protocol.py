@@ -15,7 +15,7 @@ from pinyon.engine.events import Event, Failed, FailureKind
 from pinyon.engine.meters import Meters
 from pinyon.engine.request import GenerateRequest, Text, Tokens
 
-VERSION: Final = 3
+VERSION: Final = 4
 HEADER_BYTES: Final = 4
 MAX_FRAME_BYTES: Final = 64 << 20
 
@@ -62,7 +62,13 @@ class ReadMeters(msgspec.Struct, frozen=True, tag="meters"):
     call: int
 
 
-ToWorker: TypeAlias = Start | Generate | Cancel | Tokenize | Detokenize | Forget | MakeEstimate | ReadMeters
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Give a sign of life, from the thread that computes."""
+
+    call: int
+
+
+ToWorker: TypeAlias = Start | Generate | Cancel | Tokenize | Detokenize | Forget | MakeEstimate | ReadMeters | Ping
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -121,12 +127,16 @@ class MetersReply(msgspec.Struct, frozen=True, tag="measured"):
     meters: Meters
 
 
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    call: int
+
+
 class CallFailed(msgspec.Struct, frozen=True, tag="call_failed"):
     call: int
     failed: Failed
 
 
-Reply: TypeAlias = TokenizeReply | DetokenizeReply | ForgetReply | EstimateReply | MetersReply | CallFailed
+Reply: TypeAlias = TokenizeReply | DetokenizeReply | ForgetReply | EstimateReply | MetersReply | Pong | CallFailed
 """What ends a call."""
 FromWorker: TypeAlias = Loading | Ready | LoadFailed | NoDisk | Events | Reply
 

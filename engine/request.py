@@ -1,5 +1,6 @@
 """What goes into the engine: one frozen request."""
 
+from enum import StrEnum
 from typing import Self, TypeAlias
 
 import msgspec
@@ -20,6 +21,7 @@ MAX_STOP_BYTES = 256
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_CONVERSATION_CHARS = 128
+MAX_CLIENT_CHARS = 128
 
 
 class Text(msgspec.Struct, frozen=True, tag="text"):
@@ -99,6 +101,13 @@ class Reasoning(msgspec.Struct, frozen=True):
     opened: bool = False
 
 
+class Priority(StrEnum):
+    """INTERACTIVE: somebody waits for it. BATCH gets what is left of the machine."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
 class GenerateRequest(msgspec.Struct, frozen=True):
     """One prompt, and `n` answers to generate; the seeds of the choices follow one another.
 
@@ -114,6 +123,9 @@ class GenerateRequest(msgspec.Struct, frozen=True):
 
     A `deterministic` one gives the same answer for the same prompt and seed, to the bit, whatever else was or is asked: it
     runs alone, and reuses only what was computed for such requests.
+
+    The machine is shared fairly between clients; `client` says whose it is. Where the first token cannot be expected within
+    `ttft_deadline_s` seconds, it is refused at once.
     """
 
     id: str
@@ -131,6 +143,9 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     namespace: str = ""
     deterministic: bool = False
     conversation: str | None = None
+    priority: Priority = Priority.INTERACTIVE
+    client: str = ""
+    ttft_deadline_s: float | None = None
 
     def checked(self, vocab_size: int) -> Self:
         """Return self, or raise InvalidRequestError naming the first field that is out of range."""
@@ -156,6 +171,13 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             self.conversation,
             self.conversation is None or 1 <= len(self.conversation) <= MAX_CONVERSATION_CHARS,
             f"1 to {MAX_CONVERSATION_CHARS} characters",
+        )
+        _require("client", self.client, len(self.client) <= MAX_CLIENT_CHARS, f"at most {MAX_CLIENT_CHARS} characters")
+        _require(
+            "ttft_deadline_s",
+            self.ttft_deadline_s,
+            self.ttft_deadline_s is None or self.ttft_deadline_s > 0,
+            "more than 0",
         )
         for piece in self.prompt:
             if isinstance(piece, Tokens) and piece.ids:

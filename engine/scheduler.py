@@ -1,69 +1,181 @@
 """Who computes what in the next step. Knows counts of tokens and cells; never touches native code itself.
 
-Cells are taken as they are used, so an answer of unknown length does not block others. When they run out, the newest
-sequence gives its cells back and computes them again later; the oldest always fits, since no request is longer than
-the context.
+Answers that are being read come first, then the prompts of those who wait for one, then the batch class: as much of each as
+the step has time for. Within a class the client goes first who has had the least, but one at a time who has waited for too long
+is let through. Cells are taken as they are used. When they run out, sequences give theirs back, the batch class before the
+others and the newest before the older ones, and go on later: what they had computed is kept in blocks, as far as there is room.
 """
 
-from collections import deque
-from collections.abc import Iterator
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
 from operator import attrgetter
+from typing import Final
 
+from pinyon.engine.answer_lengths import AnswerLengths
 from pinyon.engine.batch import Batch, Slice
 from pinyon.engine.block import BLOCK_TOKENS
+from pinyon.engine.config import Limits
+from pinyon.engine.events import FinishReason
+from pinyon.engine.fair_share import FairShare
+from pinyon.engine.request import GenerateRequest, Priority
 from pinyon.engine.sequence import ComingPrefix, Sequence, State
 from pinyon.engine.shared_kv import SharedKv
+from pinyon.engine.step_budget import LEAST_ROWS, Step, StepBudget
 
-MIN_SHARED_TOKENS = 16
+MIN_SHARED_TOKENS: Final = 16
 """A prompt waits for another one that is computing at least so many tokens that both begin with."""
+PATIENCE_S: Final = 20.0
+"""Who has got no token for so long, the oldest of them, comes before all others until its end; so long after it the next one may."""
+
+
+_WHOLE: Final = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+def _most_cells(lives: list[tuple[int, int]]) -> int:
+    """Return how many cells are held at most: everybody has some, and one more after each step, for so many steps until all go."""
+    held, most = sum(cells for _, cells in lives), 0
+    for ended, (steps, cells) in enumerate(sorted(lives)):
+        most = max(most, held + steps * (len(lives) - ended))
+        held -= cells
+    return most
 
 
 class Scheduler:
-    """Continuous batching: requests join and leave between steps.
+    """Continuous batching: requests join and leave between steps."""
 
-    `chunk_rows` is how many rows of prompt a step may add to its decoding rows.
-    """
-
-    def __init__(self, kv: SharedKv, *, chunk_rows: int) -> None:
+    def __init__(
+        self,
+        kv: SharedKv,
+        budget: StepBudget,
+        limits: Limits,
+        lengths: AnswerLengths | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._kv = kv
-        self._chunk_rows = chunk_rows
-        self.waiting: deque[Sequence] = deque()
+        self._budget = budget
+        self._clock = clock
+        self._shares = {priority: FairShare() for priority in Priority}
+        self._long_share = limits.long_share
+        self._lengths = lengths or AnswerLengths()
+        self._numbers = itertools.count()
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         """In the order of admission."""
+        self.preemptions = 0
+        self._favoured: Sequence | None = None
+        self._favour_from = 0.0
 
     def add(self, sequence: Sequence) -> None:
+        sequence.number = next(self._numbers)
+        self._wait(sequence)
+
+    def _wait(self, sequence: Sequence) -> None:
+        self._share_of(sequence.request).wait(sequence.request.client)
         self.waiting.append(sequence)
 
-    def schedule(self) -> Batch:
-        """Return the next step's rows: a row for each decoding sequence, then prompts in the order of admission.
+    def _share_of(self, request: GenerateRequest) -> FairShare:
+        return self._shares[request.priority]
 
-        There are none while everyone waits for blocks to come back.
-        """
+    def schedule(self) -> Batch:
+        """Return the next step's rows. There are none while everyone waits for blocks to come back."""
+        self._favour()
         self._admit()
         while True:
             batch = Batch(tuple(self._slices()))
             if self._kv.make_room(batch.rows):
                 return batch
-            self._preempt(self.running[-1])
+            self._preempt(self._last())
+
+    # Who runs
+
+    def in_order(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Return sequences in the order in which they have their turn: by class, by what their clients have had, by arrival."""
+        return sorted(sequences, key=self._turn)
+
+    def ahead_of(self, request: GenerateRequest) -> list[Sequence]:
+        """Return who waits and would have its turn before a request that came now, in order."""
+        had = self._share_of(request).had_at_arrival(request.client)
+        turn = request.priority is not Priority.INTERACTIVE, had, math.inf
+        return [each for each in self.in_order(self.waiting) if self._turn(each) < turn]
+
+    def _turn(self, sequence: Sequence) -> tuple[bool, float, float]:
+        is_favoured = sequence is self._favoured
+        had = -math.inf if is_favoured else self._share_of(sequence.request).had(sequence.request.client)
+        return not self.is_urgent(sequence), had, sequence.number
+
+    def is_urgent(self, sequence: Sequence) -> bool:
+        """Whether a sequence comes before the batch class."""
+        return sequence.request.priority is Priority.INTERACTIVE or sequence is self._favoured
+
+    def staying_for(self, sequence: Sequence) -> list[Sequence]:
+        """Return the running ones that would not give way to a sequence."""
+        if not self.is_urgent(sequence):
+            return self.running
+        return [each for each in self.running if self.is_urgent(each) or each.request.deterministic]
+
+    def _favour(self) -> None:
+        """Let through who has waited for too long: cells are lost to others again and again, or clients come that have had less."""
+        if self._favoured is None and (now := self._clock()) >= self._favour_from:
+            batch = (each for each in self.running if not self.is_urgent(each))
+            without_token = (
+                each for each in (*self.waiting, *batch) if now - (each.last_token or each.created) >= PATIENCE_S
+            )
+            self._favoured = min(without_token, key=attrgetter("number"), default=None)
+
+    def _last(self) -> Sequence:
+        """Return the running one that gives way first."""
+        return max(self.running, key=lambda each: (not self.is_urgent(each), each.number))
 
     def _admit(self) -> None:
-        """Start the oldest ones that fit. One whose beginning is being computed by another waits for that: both get it sooner."""
-        for sequence in [*self.waiting]:
-            if self._prefix_is_coming(sequence):
-                continue
-            if not (self._has_room_for(sequence) and self._kv.begin(sequence)):
-                return
-            self.waiting.remove(sequence)
-            self.running.append(sequence)
+        """Start those that fit, in order, until one does not.
 
-    def _has_room_for(self, sequence: Sequence) -> bool:
-        """Whether its tokens fit beside the others' with a chunk's room for everyone to grow. Alone it always fits."""
-        if not self.running:
-            return True
-        if sequence.request.deterministic or self._is_deterministic:
+        One whose beginning is being computed by another waits for that: both get it sooner. A long one waits for the long one
+        that runs, and holds nobody up.
+        """
+        for sequence in self.in_order(self.waiting):
+            if self._prefix_is_coming(sequence) or self._must_wait_for_long_one(sequence):
+                continue
+            if not self._start(sequence):
+                return
+
+    def _start(self, sequence: Sequence) -> bool:
+        """Start a sequence if it fits, also in the place of some of the batch class."""
+        if not self._has_room_for(sequence, self.staying_for(sequence)):
             return False
-        promised = sum(other.uncomputed + self._chunk_rows for other in self.running)
-        return promised + len(sequence.tokens) + self._chunk_rows <= self._kv.room_for(sequence)
+        while not (self._has_room_for(sequence, self.running) and self._kv.begin(sequence)):
+            if self.is_urgent(last := self._last()):
+                return False
+            self._preempt(last)
+        self.waiting.remove(sequence)
+        self._share_of(sequence.request).let_in(sequence.request.client)
+        self.running.append(sequence)
+        return True
+
+    def _has_room_for(self, sequence: Sequence, others: list[Sequence]) -> bool:
+        """Whether it fits beside others at every moment, if everybody gets a token a step, as many as are likely. Alone it always does."""
+        if not others:
+            return True
+        if sequence.request.deterministic or self._is_deterministic or len(others) >= self._kv.sequence_ids:
+            return False
+        lives = [(self.growth(each), each.own_cells + each.uncomputed) for each in others]
+        lives.append((self.growth(sequence), len(sequence.tokens)))
+        return _most_cells(lives) <= self._kv.room_for(sequence) + sum(each.own_cells for each in self.running)
+
+    def growth(self, sequence: Sequence) -> int:
+        """Return how many tokens a sequence is likely to add to those it has."""
+        return min(self._lengths.rest(sequence.completion_tokens), sequence.answer_room)
+
+    def _must_wait_for_long_one(self, sequence: Sequence) -> bool:
+        return self.is_long(sequence) and any(map(self.is_long, self.staying_for(sequence)))
+
+    def is_long(self, sequence: Sequence) -> bool:
+        """Whether what a sequence has, prompt and answer, takes so many cells of its own that there must be no second one."""
+        limit = self._long_share * self._kv.cells
+        if len(sequence.tokens) <= limit:  # as most: no look at what they share
+            return False
+        return len(sequence.tokens) - self._kv.shared_cells(sequence) > limit
 
     @property
     def _is_deterministic(self) -> bool:
@@ -77,7 +189,7 @@ class Scheduler:
 
     def _coming_prefix(self, sequence: Sequence) -> ComingPrefix | None:
         """Return the longest beginning that another one will have soon, if enough of it is not here yet."""
-        readers = (other for other in self.running if other.is_reading)
+        readers = (other for other in self.staying_for(sequence) if other.is_reading)
         found = (ComingPrefix(other, self._kv.shared_tokens(sequence, other)) for other in readers)
         longest = max((each for each in found if not each.is_over), key=attrgetter("tokens"), default=None)
         if longest is None or longest.tokens < self._kv.known_tokens(sequence) + MIN_SHARED_TOKENS:
@@ -85,32 +197,64 @@ class Scheduler:
         self._kv.expect(longest.other, longest.tokens)
         return longest
 
+    def _preempt(self, sequence: Sequence) -> None:
+        self._leave(sequence, keep=True)
+        sequence.lose_cells()
+        self._wait(sequence)
+        self.preemptions += 1
+
+    # What they compute
+
     def _slices(self) -> Iterator[Slice]:
-        """Yield whole chunks after the decoding rows; a prompt joins a started chunk only if all that is left of it fits."""
-        prompts = []
-        for sequence in self.running:
-            state = sequence.state
-            if state is State.DECODE:
-                yield Slice.of(sequence, 1)
-            elif state is State.PREFILL:
-                prompts.append(sequence)
-        chunk_rows = room = BLOCK_TOKENS if self._is_deterministic else self._chunk_rows
+        """Yield decoding rows and prompts, the urgent ones' first, as many as the step has time for."""
+        runnable = [each for each in self.in_order(self.running) if not each.is_restoring]
+        urgent = [each for each in runnable if self.is_urgent(each)]
+        others = [each for each in runnable if not self.is_urgent(each)]
+        read = sum(each.state is State.DECODE for each in urgent)
+        step = self._budget.step(reading=read, span=self._kv.used_cells)
+        for group in (urgent, others):
+            for sequence in group:
+                if sequence.state is State.DECODE and (group is urgent or step.is_empty or step.has_room):
+                    step.take(1, chosen=1)
+                    yield Slice.of(sequence, 1)
+            yield from self._prompt_slices(group, step)
+
+    def _prompt_slices(self, group: list[Sequence], step: Step) -> Iterator[Slice]:
+        """Yield as much of the prompts as there is time for; one joins a started chunk only if all that is left of it fits."""
+        prompts = [each for each in group if each.state is State.PREFILL]
+        if not prompts:
+            return
+        least = LEAST_ROWS if self.is_urgent(prompts[0]) or step.is_empty else 0
+        chunk = room = BLOCK_TOKENS if self._is_deterministic else step.chunk_rows() or least
         for sequence in prompts:
-            rows = min(sequence.uncomputed, sequence.until_stop, chunk_rows)
-            if rows <= room:
+            rows = min(sequence.uncomputed, sequence.until_stop, chunk)
+            rows -= rows % BLOCK_TOKENS if rows > BLOCK_TOKENS else 0  # the rest alone, wherever it was cut before
+            if rows <= room and room:
                 room -= rows
+                step.take(rows)
                 yield Slice.of(sequence, rows)
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self.release(sequence)
-        sequence.lose_cells()
-        self.waiting.appendleft(sequence)
+    def take(self, batch: Batch) -> None:
+        """Take note of what was computed for whom."""
+        for piece in batch.slices:
+            request, answer = piece.sequence.request, int(piece.sequence.state is State.DECODE)
+            self._share_of(request).charge(request.client, prompt=piece.rows - answer, answer=answer)
+
+    # Who leaves
 
     def release(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Take a sequence out, wherever it is; `keep` what it has computed for others, as long as there is room."""
+        if sequence is self._favoured:
+            self._favoured, self._favour_from = None, self._clock() + PATIENCE_S
         if sequence.leaf is None:
             self.waiting.remove(sequence)
+            self._share_of(sequence.request).give_up(sequence.request.client)
             return
+        if sequence.reason in _WHOLE:
+            self._lengths.take(sequence.completion_tokens)
+        self._leave(sequence, keep=keep)
+
+    def _leave(self, sequence: Sequence, *, keep: bool) -> None:
         self.running.remove(sequence)
         if keep:
             self._kv.rest(sequence)

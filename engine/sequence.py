@@ -1,6 +1,7 @@
 """One request on its way: its tokens, how many of them are computed, and the text that comes of them."""
 
 import time
+from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -43,6 +44,13 @@ class ComingPrefix(NamedTuple):
         return self.other.computed >= self.tokens or not (self.other.is_reading and self.other.request.use_cache)
 
 
+class Foretold(NamedTuple):
+    """What was foretold of a sequence when it came: how much of its prompt others do not have, and how long that takes alone."""
+
+    prompt_tokens: int
+    prompt_s: float
+
+
 class Sequence:
     """One choice of a request, and everything that belongs to it alone.
 
@@ -62,6 +70,7 @@ class Sequence:
         *,
         index: int = 0,
         constraint: Constraint | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.request = request
         self.tokens = prompt
@@ -75,6 +84,8 @@ class Sequence:
         """Positions where a slice has to end."""
         self._reused: Restore | None = None
         self._found_tokens = 0
+        self._has_computed = False
+        """Before it lost its cells: what was found before that is what was reused."""
         self._gap: Gap | None = None
         self.reason: FinishReason | None = None
         """Why the answer ended; None while it goes on, and after a failure."""
@@ -82,6 +93,10 @@ class Sequence:
         room = context_tokens - self.prompt_tokens
         self._answer_limit = room if request.max_tokens is None else min(room, request.max_tokens)
         self.index = index
+        self.number = 0
+        """In the order of arrival."""
+        self.foretold = Foretold(prompt_tokens=len(prompt), prompt_s=0.0)
+        self._clock = clock
         self._vocab = vocab
         self._sampler = sampler
         self._text = TextStream(request.stop, request.reasoning)
@@ -93,9 +108,10 @@ class Sequence:
         self._unsent_from = self.prompt_tokens
         self._unsent_logprobs: list[PositionLogprobs] = []
         self._unsent = NOTHING
-        self.created = time.monotonic()
+        self.created = self._clock()
         self.admitted: float | None = None
         self.first_token: float | None = None
+        self.last_token: float | None = None
         self.ended: float | None = None
 
     @property
@@ -120,6 +136,11 @@ class Sequence:
     @property
     def computed(self) -> int:
         return 0 if self.leaf is None else self.leaf.length
+
+    @property
+    def own_cells(self) -> int:
+        """How many cells it alone holds."""
+        return 0 if self.leaf is None else self.leaf.own_cells
 
     @property
     def uncomputed(self) -> int:
@@ -160,11 +181,16 @@ class Sequence:
     def completion_tokens(self) -> int:
         return len(self.tokens) - self.prompt_tokens
 
+    @property
+    def answer_room(self) -> int:
+        """How many tokens the answer may still get."""
+        return self._answer_limit - self.completion_tokens
+
     def admit(self, leaf: Leaf, restore: Restore | None = None, gap: Gap | None = None) -> None:
         """Start with what the leaf holds, and with what comes back; `gap` is where that ends."""
         self.leaf, self.restore = leaf, restore
-        if self.admitted is None:
-            self.admitted = time.monotonic()
+        self.admitted = self._clock() if self.admitted is None else self.admitted
+        if not self._has_computed:
             self._found_tokens, self._reused, self._gap = leaf.usable_length, restore, gap
 
     @property
@@ -175,6 +201,7 @@ class Sequence:
 
     def lose_cells(self) -> None:
         """Go back to waiting: the KV is gone, the text, the seed and the penalties stay."""
+        self._has_computed = self._has_computed or self.computed > self.cached_tokens
         self.leaf = self.restore = None
 
     def progress(self) -> list[Event]:
@@ -188,7 +215,8 @@ class Sequence:
     def take(self, logits: Logits) -> list[Event]:
         """Choose the next token from the last row's logits; return what became visible. At the end of the answer, set `reason`."""
         token = self._sampler.choose(logits if self._gate is None else self._gate.allowed(logits))
-        self.first_token = self.first_token or time.monotonic()
+        self.last_token = self._clock()
+        self.first_token = self.first_token or self.last_token
         if self._vocab.is_eog(token) and not self.request.ignore_eos:
             return self.finish(FinishReason.STOP)
         self._push(token, logits)
@@ -229,7 +257,7 @@ class Sequence:
     def _end(self) -> list[Event]:
         """Release what the sequence holds; return the last chunk, if there is anything in it."""
         self.done = True
-        self.ended = time.monotonic()
+        self.ended = self._clock()
         self._sampler.close()
         if self._gate is not None:
             self._gate.close()

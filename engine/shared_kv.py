@@ -19,7 +19,6 @@ from pinyon.engine.meters import Meters
 from pinyon.engine.prefix_tree import Leaf, common_length
 from pinyon.engine.request import GenerateRequest, without_traces
 from pinyon.engine.sequence import Sequence as Choice
-from pinyon.engine.sequence import State
 
 SAVE_SHARE: Final = 0.0025
 """The share of a step's time that may go into storing blocks."""
@@ -30,9 +29,6 @@ TIDY_S: Final = 0.01
 RESTORE_S: Final = 0.2
 RESTORE_BESIDE_OTHERS_S: Final = 0.02
 """For how long blocks come back before a step: while nobody computes, and while somebody does."""
-
-CELL_SHARE: Final = 1 / 50_000
-"""How much longer a step takes for each cell that is in use beside it: 1/33,000 for SmolLM2 135M, 1/100,000 for Qwen2.5 0.5B."""
 
 _ALONE: Final = "\0"
 """The namespace of sequences that share nothing, not even while they run; no request's."""
@@ -59,7 +55,28 @@ class SharedKv:
         self._checkpoints = blocks.checkpoints
         self._clock = clock
         self._save_credit_s = 0.0
-        self._computed_s = 0.0
+        self._rent_s = 0.0
+        """What one cell that was in use all the time has cost so far."""
+
+    @property
+    def cells(self) -> int:
+        """The room for tokens."""
+        return self._cells.cells
+
+    @property
+    def sequence_ids(self) -> int:
+        """How many sequences may run at once."""
+        return self._cells.sequence_ids
+
+    @property
+    def awaits_disk(self) -> bool:
+        """Whether what is on disk is still to come."""
+        return self._store.awaits_disk
+
+    @property
+    def used_cells(self) -> int:
+        """The cells that hold something, for a request or left for others."""
+        return self._cells.cells - self._cells.free
 
     @property
     def held_cells(self) -> int:
@@ -87,9 +104,9 @@ class SharedKv:
             resident,
             ram,
             disk,
-            compute_s=self._costs.prefill_s(len(tokens) - resident - ram - disk),
+            compute_s=self._costs.alone_s(len(tokens) - resident - ram - disk, self.used_cells + ram + disk),
             restore_s=self._blocks.restore_s(missing.hits),
-            is_measured=self._costs.prefill_tokens_per_s > 0,
+            is_measured=self._costs.is_measured,
         )
 
     def _expected(self, request: GenerateRequest, tokens: Sequence[int]) -> Missing:
@@ -120,6 +137,12 @@ class SharedKv:
         request = sequence.request
         return self._cells.match(request.namespace, self._sharable(request, sequence.tokens)).length
 
+    def shared_cells(self, sequence: Choice) -> int:
+        """Return how many of its tokens a sequence has in cells that are not its own, or would find so if it began now."""
+        if sequence.leaf is None:
+            return self.known_tokens(sequence)
+        return sequence.leaf.length - sequence.own_cells
+
     def shared_tokens(self, sequence: Choice, other: Choice) -> int:
         """Return how many tokens a sequence could take from what another one reads, all but its last at most."""
         is_open = self.shares(sequence) and self.shares(other) and sequence.request.namespace == other.request.namespace
@@ -142,7 +165,7 @@ class SharedKv:
         else:
             has_begun = self._begin_alone(sequence)
         if has_begun:
-            self._let_go(self._costs.prefill_s(sequence.unknown_tokens))
+            self._let_go(self._costs.prefill_cell_s(sequence.unknown_tokens))
         return has_begun
 
     def _begin_sharing(self, sequence: Choice) -> bool:
@@ -200,10 +223,12 @@ class SharedKv:
         """Bring blocks back for the sequences that wait for some; return these. With nothing to compute, wait for a file."""
         waiting = [each for each in running if each.is_restoring]
         is_alone = len(waiting) == len(running)
-        for sequence in waiting:
+        until = self._clock() + (RESTORE_S if is_alone else RESTORE_BESIDE_OTHERS_S)
+        for number, sequence in enumerate(waiting):
+            if number and self._clock() >= until:
+                return waiting[:number]
             assert sequence.restore is not None, "it waits for that"
-            budget_s = RESTORE_S if is_alone else RESTORE_BESIDE_OTHERS_S
-            self._blocks.restore(sequence.restore, budget_s, may_wait=is_alone)
+            self._blocks.restore(sequence.restore, until - self._clock(), may_wait=is_alone)
         return waiting
 
     def make_room(self, cells: int) -> bool:
@@ -212,8 +237,8 @@ class SharedKv:
 
     def take(self, batch: Batch, seconds: float) -> None:
         """Take note of what a batch computed, and for how long."""
-        if all(piece.sequence.state is State.PREFILL for piece in batch.slices):
-            self._costs.measure_prefill(batch.rows, seconds)
+        self._costs.measure_step(batch.rows, self.used_cells, seconds)
+        self._rent_s += self._costs.cell_s(batch.rows)
         for piece in batch.slices:
             sequence, leaf = piece.sequence, piece.sequence.leaf
             assert leaf is not None, "only admitted sequences are scheduled"
@@ -225,13 +250,12 @@ class SharedKv:
             if sequence.request.deterministic and piece.wants_logits:
                 self._blocks.save_all_of(leaf)  # the prompt; an answer's tokens are not computed in blocks
         self._save_credit_s = min(self._save_credit_s + SAVE_SHARE * seconds, MAX_CREDIT_S)
-        self._computed_s += seconds
 
     def rest(self, sequence: Choice) -> None:
         """Keep what a sequence leaves behind, as long as there is room."""
         assert sequence.leaf is not None, "it was admitted"
         if self.shares(sequence) and not sequence.leaf.lacks_checkpoint:
-            sequence.leaf.idle_since, sequence.leaf.used_at = self._computed_s, time.time()
+            sequence.leaf.rent_from_s, sequence.leaf.used_at = self._rent_s, time.time()
             self._cells.rest(sequence.leaf)
         else:
             self._blocks.save_all_of(sequence.leaf)
@@ -284,15 +308,15 @@ class SharedKv:
             self._store.work(is_idle=False)
             self._save_credit_s -= self._clock() - started
 
-    def _let_go(self, coming_s: float = 0.0) -> None:
+    def _let_go(self, coming_rent_s: float = 0.0) -> None:
         """Drop what is idle once its cells have slowed others for longer than bringing it back takes, or are just about to.
 
         Whoever keeps something that he could rent, until the rent has reached its price, pays at most twice the least; and no rent
         where he knows that it will. So a long new prompt gets the first cells of the context.
         """
-        until = self._computed_s + coming_s
+        rent_s = self._rent_s + coming_rent_s
         while (leaf := self._cells.oldest_idle()) is not None:
-            if (until - leaf.idle_since) * CELL_SHARE < self._blocks.return_s(leaf) or self._blocks.save_some_of(leaf):
+            if rent_s - leaf.rent_from_s < self._blocks.return_s(leaf) or self._blocks.save_some_of(leaf):
                 return
             self._cells.evict(leaf)
 

@@ -35,9 +35,11 @@ if sys.platform != "win32":
 
 from pinyon.engine import protocol
 from pinyon.engine.config import LONG_TEXT_CHARS, EngineConfig
-from pinyon.engine.engine import Emitted, Engine, Prepared, monotonic_at
+from pinyon.engine.cost_file import CostFile
+from pinyon.engine.engine import Emitted, Engine, Prepared, counter_at
 from pinyon.engine.errors import EngineError, ProtocolError
 from pinyon.engine.events import Finished, FinishReason, Timings, Usage
+from pinyon.engine.file_system import FileSystem
 from pinyon.engine.kv_folder import DiskTier, open_tier
 from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.memory_use import available_bytes, resident_bytes
@@ -51,6 +53,7 @@ from pinyon.engine.protocol import (
     Generate,
     MakeEstimate,
     NoDisk,
+    Ping,
     ReadMeters,
     Tokenize,
 )
@@ -71,7 +74,7 @@ Refused: TypeAlias = tuple[GenerateRequest, EngineError]
 
 
 class _Coming(NamedTuple):
-    """A request that is being prepared, and when it came (time.monotonic)."""
+    """A request that is being prepared, and when it came (time.perf_counter)."""
 
     request: GenerateRequest
     came_at: float
@@ -82,7 +85,9 @@ class _Estimating(NamedTuple):
     prepared: Prepared
 
 
-Command: TypeAlias = Prepared | Refused | Cancel | DiskTier | NoDisk | Forget | _Estimating | ReadMeters | None
+Command: TypeAlias = (
+    Prepared | Refused | Cancel | CostFile | DiskTier | NoDisk | Forget | _Estimating | ReadMeters | Ping | None
+)
 TextWork: TypeAlias = Generate | Tokenize | Detokenize | MakeEstimate
 
 
@@ -108,11 +113,11 @@ class Worker:
         """Hand a message to the thread whose work it is. Called by the main thread."""
         match message:
             case Generate():
-                self._preparing[message.request.id] = _Coming(message.request, time.monotonic())
+                self._preparing[message.request.id] = _Coming(message.request, time.perf_counter())
                 self._queue_for(message).put(message)
             case Tokenize() | Detokenize() | MakeEstimate():
                 self._queue_for(message).put(message)
-            case Cancel() | ReadMeters():
+            case Cancel() | ReadMeters() | Ping():
                 self._commands.put(message)
             case Forget():  # also what is on disk, so that must be known first
                 self._disk_is_settled.add_done_callback(lambda _settled: self._commands.put(message))
@@ -166,6 +171,10 @@ class Worker:
             self._send(no_disk)
             self._commands.put(no_disk)
         else:
+            if self._config.calibration_folder is not None:
+                costs = Path(os.fsdecode(self._config.calibration_folder))
+                threads = f"{self._config.threads} threads"
+                self._commands.put(CostFile(costs, tier.weights.hex(), *settings, threads, files=FileSystem()))
             self._commands.put(tier)
         finally:
             self._disk_is_settled.set_result(None)
@@ -230,12 +239,16 @@ class Worker:
                 engine.use_disk(command)
             case NoDisk():
                 engine.use_disk(None)
+            case CostFile():
+                engine.use_costs(command)
             case Forget():
                 self._forget(engine, command)
             case _Estimating(call, prepared):
                 self._send(protocol.EstimateReply(call, engine.estimate(prepared)))
             case ReadMeters(call):
                 self._send(protocol.MetersReply(call, self._meters(engine)))
+            case Ping(call):
+                self._send(protocol.Pong(call))
             case Cancel(request_id):
                 return self._cancel(engine, request_id)
             case _:
@@ -283,7 +296,7 @@ class Worker:
         if request.id in self._cancelled_early:
             self._cancelled_early -= Counter([request.id])
             return []
-        coming = self._preparing.pop(request.id, _Coming(request, time.monotonic()))
+        coming = self._preparing.pop(request.id, _Coming(request, time.perf_counter()))
         if isinstance(command, Prepared):
             return engine.submit(command._replace(request=coming.request), coming.came_at)
         return [(request.id, command[1].as_event())]
@@ -296,7 +309,7 @@ class Worker:
 def _is_meant(command: Forget, coming: _Coming) -> bool:
     """Whether what is to be forgotten includes what a request is going to leave."""
     if command.conversation is None:
-        return coming.came_at < monotonic_at(command.before_s)
+        return coming.came_at < counter_at(command.before_s, time.perf_counter)
     return coming.request.conversation == command.conversation
 
 

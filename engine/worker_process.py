@@ -17,6 +17,7 @@ from pinyon.engine.errors import (
     EngineCrashedError,
     EngineError,
     EngineStartError,
+    EngineStuckError,
     InvalidRequestError,
     ModelLoadError,
     ProtocolError,
@@ -28,6 +29,11 @@ from pinyon.engine.request import GenerateRequest
 WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "pinyon.engine.worker")
 DEATH_GRACE_S: Final = 1.0
 CLOSE_GRACE_S: Final = 2.0
+PING_S: Final = 2.0
+IDLE_PING_S: Final = 10.0
+"""How often the engine is asked for a sign of life while it has something to do, and while it has not."""
+LATE_S: Final = 5.0
+"""Without one for so long it counts as stuck."""
 LOG_TAIL_BYTES: Final = 4096
 PASSED_ENVIRONMENT: Final = frozenset(
     "PATH HOME USERPROFILE SYSTEMROOT TEMP TMP TMPDIR LANG LC_ALL LC_CTYPE "
@@ -66,14 +72,23 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     without a task between pipe and stream: on a small machine every wake-up takes time from the computation.
     """
 
-    def __init__(self, log: BinaryIO, on_progress: Callable[[float], None], on_death: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        log: BinaryIO,
+        answer_within_s: float,
+        on_progress: Callable[[float], None],
+        on_death: Callable[[], None],
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[EngineInfo] = loop.create_future()
         self.dead: asyncio.Future[None] = loop.create_future()
         self.was_used = False
         self.why_no_disk = ""
         self._log = log
+        self._answer_within_s = answer_within_s
         self._fault = ""
+        self._pinged_at: float | None = None
+        self._is_given_up = False
         self._on_progress = on_progress
         self._on_death = on_death
         self._frames = protocol.FrameBuffer()
@@ -98,7 +113,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         try:
             log = _fresh_log(log_path)
             _, process = await asyncio.get_running_loop().subprocess_exec(
-                lambda: cls(log, on_progress, on_death),
+                lambda: cls(log, config.answer_within_s, on_progress, on_death),
                 *command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -145,9 +160,12 @@ class WorkerProcess(asyncio.SubprocessProtocol):
 
     async def call(self, make: Callable[[int], ToWorker]) -> Reply:
         """Send the message that `make` builds for a call number; return its reply. Raises EngineCrashedError."""
+        self.was_used = True
+        return await self._reply_to(make)
+
+    async def _reply_to(self, make: Callable[[int], ToWorker]) -> Reply:
         number = next(self._call_numbers)
         self.post(make(number))
-        self.was_used = True
         self._calls[number] = asyncio.get_running_loop().create_future()
         try:
             return await self._calls[number]
@@ -170,6 +188,39 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             self.kill()
             await self.dead
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a ready engine owes a sign of life."""
+        return self._pinged_at is not None and asyncio.get_running_loop().time() - self._pinged_at > LATE_S
+
+    async def _watch(self) -> None:
+        """Ask the engine for signs of life, between steps, and rarely while there is nothing to do; kill it if none comes for so long."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(EngineError):
+            await asyncio.shield(self.ready)
+            while True:
+                await self._await_work()
+                self._pinged_at = loop.time()
+                ping = asyncio.ensure_future(self._reply_to(protocol.Ping))
+                done, _ = await asyncio.wait({ping}, timeout=self._answer_within_s)
+                if not done:  # perhaps it was this process that stood still, and the answer is here already
+                    done, _ = await asyncio.wait({ping}, timeout=PING_S)
+                if not done:
+                    self._fault = f"it gave no sign of life for {loop.time() - self._pinged_at:.0f} s; "
+                    self._is_given_up = True
+                    ping.cancel()
+                    self.kill()
+                    return
+                ping.result()
+                self._pinged_at = None
+
+    async def _await_work(self) -> None:
+        """Return in a while, in a longer one if nothing comes to do."""
+        for _ in range(round(IDLE_PING_S / PING_S)):
+            await asyncio.sleep(PING_S)
+            if self._streams or self._calls:
+                return
+
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -178,6 +229,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         pipe = transport.get_pipe_transport(1)
         assert pipe is not None, "spawned with pipes"
         pipe.set_protocol(_AtOnce(pipe.get_protocol(), self.pipe_data_received))
+        self._watching = asyncio.create_task(self._watch())
 
     def pipe_data_received(self, _fd: int, data: bytes) -> None:
         try:
@@ -196,7 +248,9 @@ class WorkerProcess(asyncio.SubprocessProtocol):
 
     def connection_lost(self, _error: Exception | None) -> None:
         self.dead.set_result(None)
-        error = EngineCrashedError(f"the engine process died: {self._cause()}")
+        self._watching.cancel()
+        died = EngineStuckError if self._is_given_up else EngineCrashedError
+        error = died(f"the engine process died: {self._cause()}")
         if self.ready.done() and self.ready.exception() is None:
             self._on_death()
         self._fail_load(error)
@@ -218,6 +272,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
                 | protocol.ForgetReply()
                 | protocol.EstimateReply()
                 | protocol.MetersReply()
+                | protocol.Pong()
                 | protocol.CallFailed()
             ):
                 if (call := self._calls.get(message.call)) is not None and not call.done():

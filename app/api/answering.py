@@ -125,7 +125,7 @@ async def accepted(door: Door, model: LoadedModel, ask: Ask) -> OpenAnswer:
 
     Raises:
         ApiError: the engine refuses it.
-        BusyError, TemplateError: as Door.events.
+        ShuttingDownError, TemplateError: as Door.events.
     """
     events = door.events(model, ask)
     try:

@@ -13,7 +13,7 @@ from pinyon.app.api.answering import Extras, OpenAnswer, UsageShown, Whole, acce
 from pinyon.app.api.door import Door, door_of
 from pinyon.app.api.errors import invalid
 from pinyon.app.api.fields import Fields, SamplingFields, TokenCount, checked, documented, json_body
-from pinyon.app.api.guard import namespace_of
+from pinyon.app.api.guard import Caller, caller_of
 from pinyon.app.api.json_answer import JsonAnswer
 from pinyon.app.api.logprobs import ChatLogprobs, chat_logprobs
 from pinyon.app.api.messages import Messages
@@ -67,11 +67,12 @@ class ChatRequest(SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
 
-    def ask(self) -> Ask:
+    def ask(self, caller: Caller) -> Ask:
         """Return what is asked of the engine. Raises ApiError that names the field which cannot be served."""
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
         return self.ask_of(
+            caller,
             Chat(tuple(message.as_message(f"messages.{index}") for index, message in enumerate(self.messages))),
             self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
@@ -136,11 +137,11 @@ class ChatChunk(msgspec.Struct, frozen=True):
 @router.post("/v1/chat/completions", openapi_extra=documented(ChatRequest, ChatCompletion))
 async def chat_completions(request: Request, body: Annotated[ChatRequest, Depends(json_body(ChatRequest))]) -> Response:
     """Answer a conversation, whole or as a stream of server-sent events."""
-    return await until_disconnect(request.receive, _respond(door_of(request), body, namespace_of(request)))
+    return await until_disconnect(request.receive, _respond(door_of(request), body, caller_of(request)))
 
 
-async def _respond(door: Door, body: ChatRequest, namespace: str) -> Response:
-    ask = msgspec.structs.replace(body.ask(), namespace=namespace)
+async def _respond(door: Door, body: ChatRequest, caller: Caller) -> Response:
+    ask = body.ask(caller)
     model = await door.model(body.model)
     answer = await accepted(door, model, ask)
     reply = _Reply(f"chatcmpl-{ask.id}", int(time.time()), model.name, body)

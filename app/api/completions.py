@@ -23,7 +23,7 @@ from pinyon.app.api.answering import (
 from pinyon.app.api.door import Door, door_of
 from pinyon.app.api.errors import invalid
 from pinyon.app.api.fields import SamplingFields, bounded, documented, json_body
-from pinyon.app.api.guard import namespace_of
+from pinyon.app.api.guard import Caller, caller_of
 from pinyon.app.api.json_answer import JsonAnswer
 from pinyon.app.api.logprobs import TextLogprobs, text_logprobs
 from pinyon.app.api.sse import DONE, Stream, data_event, until_disconnect
@@ -76,14 +76,14 @@ class CompletionRequest(SamplingFields):
             if not isinstance(item, int)
         ]
 
-    def asks(self) -> list[Ask]:
+    def asks(self, caller: Caller) -> list[Ask]:
         """Return one ask a prompt. Raises ApiError that names the field which cannot be served."""
         if self.echo and self.logprobs is not None:
             raise invalid(
                 "echo", "echo with logprobs is not supported yet: the log probabilities are the answer's alone"
             )
         max_tokens, grammar = self.max_tokens or DEFAULT_MAX_TOKENS, self.only_grammar()
-        return [self.ask_of(prompt, max_tokens, self.logprobs, grammar) for prompt in self.prompts()]
+        return [self.ask_of(caller, prompt, max_tokens, self.logprobs, grammar) for prompt in self.prompts()]
 
 
 class TextChoice(msgspec.Struct, frozen=True):
@@ -110,11 +110,11 @@ async def completions(
     request: Request, body: Annotated[CompletionRequest, Depends(json_body(CompletionRequest))]
 ) -> Response:
     """Go on with a text. Several prompts give their choices one after the other."""
-    return await until_disconnect(request.receive, _respond(door_of(request), body, namespace_of(request)))
+    return await until_disconnect(request.receive, _respond(door_of(request), body, caller_of(request)))
 
 
-async def _respond(door: Door, body: CompletionRequest, namespace: str) -> Response:
-    asks = [msgspec.structs.replace(ask, namespace=namespace) for ask in body.asks()]
+async def _respond(door: Door, body: CompletionRequest, caller: Caller) -> Response:
+    asks = body.asks(caller)
     model = await door.model(body.model)
     echoes = [await _shown(model, prompt) if body.echo else "" for prompt in body.prompts()]
     answers = await all_accepted(door, model, asks)

@@ -3,24 +3,19 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator
-from typing import Final, Protocol
+from typing import Protocol
 
 from starlette.requests import Request
 
 from pinyon.app.api.errors import unknown_model
 from pinyon.app.ask import Ask
 from pinyon.app.default_model import default_model
-from pinyon.app.errors import QueueFullError, ShuttingDownError
-from pinyon.app.limits import MAX_QUEUED
+from pinyon.app.errors import ShuttingDownError
 from pinyon.app.service import LoadedModel, Service, slot_taken
 from pinyon.app.settings import Settings
 from pinyon.engine.client import EngineState
-from pinyon.engine.config import MAX_SEQUENCES
 from pinyon.engine.errors import InvalidRequestError
 from pinyon.engine.events import Event, Failed, Finished, Progress
-
-ROOM: Final = MAX_SEQUENCES + MAX_QUEUED
-"""How many answers may be computed or wait at once."""
 
 
 class Meters(Protocol):
@@ -100,7 +95,7 @@ class Door:
         """Yield the events of an ask, as Model.generate does.
 
         Raises:
-            BusyError: there is no room, or the server is about to end.
+            ShuttingDownError: the server is about to end.
             InvalidRequestError: a request of this id is open.
             TemplateError: as in Model.generate.
         """
@@ -126,12 +121,10 @@ class Door:
 
     @contextlib.contextmanager
     def _admitted(self, model: LoadedModel, ask: Ask) -> Iterator[None]:
-        """Keep a place for an ask."""
+        """Count an ask as long as it is here."""
         self._require_running()
         if ask.id in self._open:
             raise InvalidRequestError(f"a request with the id {ask.id!r} is still running")
-        if (taken := self.running + self.waiting) + ask.n > ROOM:
-            raise QueueFullError(f"{taken} answers are being computed or wait, the limit is {ROOM}: try again later")
         self._open[ask.id] = (model, ask)
         try:
             yield

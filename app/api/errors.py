@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pinyon.app.api.json_answer import JsonAnswer
-from pinyon.app.errors import AppError, BusyError, ModelSlotError, ShuttingDownError
+from pinyon.app.errors import AppError, BusyError, ModelSlotError
 from pinyon.app.limits import RETRY_AFTER_S
 from pinyon.engine.errors import EngineError
 from pinyon.engine.events import Failed, FailureKind
@@ -29,11 +29,15 @@ _log = logging.getLogger(__name__)
 _STATUS_OF: Final = {
     FailureKind.INVALID_REQUEST: HTTPStatus.BAD_REQUEST,
     FailureKind.CONTEXT_OVERFLOW: HTTPStatus.BAD_REQUEST,
+    FailureKind.OVERLOADED: HTTPStatus.SERVICE_UNAVAILABLE,
+    FailureKind.CLIENT_LIMIT: HTTPStatus.TOO_MANY_REQUESTS,
+    FailureKind.ENGINE_STUCK: HTTPStatus.GATEWAY_TIMEOUT,
 }
 _HIDDEN: Final = {
     FailureKind.LOAD_FAILED: "the model cannot be loaded; the server's log says why",
     FailureKind.DOES_NOT_FIT: "the model does not fit into memory with this context; the server's log has the figures",
     FailureKind.ENGINE_CRASH: "the engine died while it worked on this request, and is started again; the server's log says why",
+    FailureKind.ENGINE_STUCK: "the engine gave no sign of life for so long that it was ended, and is started again; the server's log says more",
     FailureKind.ENGINE_ERROR: "the engine failed on this request; the server's log says why",
 }
 """What is said instead of messages that may quote paths."""
@@ -45,7 +49,7 @@ MAX_NAME_CHARS: Final = 40
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """OpenAI's error object. The two counts are there when a prompt does not fit."""
+    """OpenAI's error object. The two counts are there when a prompt does not fit, the seconds when it is worth trying again."""
 
     message: str
     type: str
@@ -53,6 +57,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
     code: str | None
     prompt_tokens: int | msgspec.UnsetType = msgspec.UNSET
     context_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    retry_after_s: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
@@ -100,7 +105,9 @@ def of_failure(failed: Failed) -> ApiError:
     if failed.kind in _HIDDEN:
         _log.error("%s", failed.message)
     message = _HIDDEN.get(failed.kind, failed.message)
-    return ApiError(status, message, failed.kind, failed.param, data=failed.data)
+    retry = failed.data.get("retry_after_s")
+    headers = {} if retry is None else {"Retry-After": str(retry)}
+    return ApiError(status, message, failed.kind, failed.param, headers, failed.data)
 
 
 @singledispatch
@@ -127,8 +134,8 @@ def _(error: AppError) -> ApiError:
 
 @of_exception.register
 def _(error: BusyError) -> ApiError:
-    code = "shutting_down" if isinstance(error, ShuttingDownError) else "queue_full"
-    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), code, headers={"Retry-After": str(RETRY_AFTER_S)})
+    headers = {"Retry-After": str(RETRY_AFTER_S)}
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), "shutting_down", headers=headers)
 
 
 @of_exception.register

@@ -16,11 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints,
 from starlette.requests import Request
 
 from pinyon.app.api.errors import invalid
+from pinyon.app.api.guard import Caller
 from pinyon.app.ask import Ask, Prompt, SamplingChoice
 from pinyon.app.limits import MAX_CHOICES, MAX_MODEL_NAME_CHARS, MAX_USER_STOPS
 from pinyon.engine import grammar
 from pinyon.engine.errors import InvalidRequestError
-from pinyon.engine.request import MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_TOKENS, MIN_DIVISOR, SEED_LIMIT, Grammar
+from pinyon.engine.request import MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_TOKENS, MIN_DIVISOR, SEED_LIMIT, Grammar, Priority
 
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)  # not inside a literal of Lark
 SCHEMAS = "#/components/schemas/"
@@ -89,10 +90,13 @@ class SamplingFields(Fields):
     logit_bias: (
         dict[Annotated[str, StringConstraints(pattern=DIGITS)], Annotated[float, Field(ge=-100, le=100)]] | None
     ) = None
+    ignore_eos: bool | None = None
     user: str | None = None
     cache: Literal["on", "off"] | None = None
     private: bool | None = None
     deterministic: bool | None = None
+    priority: Literal["interactive", "batch"] | None = None
+    ttft_deadline_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
     regex: str | None = None
     grammar: str | None = None
 
@@ -147,7 +151,9 @@ class SamplingFields(Fields):
             logit_bias=bias,
         )
 
-    def ask_of(self, prompt: Prompt, max_tokens: int | None, logprobs: int | None, grammar: Grammar | None) -> Ask:
+    def ask_of(
+        self, caller: Caller, prompt: Prompt, max_tokens: int | None, logprobs: int | None, grammar: Grammar | None
+    ) -> Ask:
         """Return what is asked of the model."""
         return Ask(
             prompt,
@@ -160,6 +166,11 @@ class SamplingFields(Fields):
             use_cache=self.cache != "off",
             private=bool(self.private),
             deterministic=self.deterministic,
+            namespace=caller.namespace,
+            priority=Priority(self.priority or Priority.INTERACTIVE),
+            client=caller.client(self.user),
+            ttft_deadline_s=self.ttft_deadline_s,
+            ignore_eos=bool(self.ignore_eos),
         )
 
     def grammars(self) -> Iterable[tuple[str, Grammar]]:

@@ -86,11 +86,28 @@ class GuardRules:
         return cls(hosts, frozenset(map(_checked_origin, allow_origins)), namespaces)
 
 
-def namespace_of(request: Request) -> str:
-    """Return within which what a request computes is shared: its token's own, the common one where the server asks for none."""
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request. What it computes is shared within its `namespace`: its token's own, the common one where the server asks
+    for none. `address` is the other end of its connection.
+    """
+
+    namespace: str
+    address: str
+
+    def client(self, user: str | None) -> str:
+        """Return with whom the machine is shared fairly: the token's owner, else the `user` that it names, else the connection."""
+        if self.namespace:
+            return self.namespace
+        named = f"user {user}" if user else f"at {self.address}"
+        return hashlib.sha256(named.encode(errors="surrogatepass")).hexdigest()
+
+
+def caller_of(request: Request) -> Caller:
+    """Return who sent a request."""
     namespace = request.scope.get(_NAMESPACE, "")
     assert isinstance(namespace, str), "the guard puts it there"
-    return namespace
+    return Caller(namespace, ":".join(map(str, request.client or ())))
 
 
 def _namespace(token: bytes) -> str:

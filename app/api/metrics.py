@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from fastapi import APIRouter, Request
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
@@ -13,11 +13,10 @@ from pinyon.app.api.door import Door, door_of
 from pinyon.engine.client import EngineState
 from pinyon.engine.events import Finished
 from pinyon.engine.meters import Meters
+from pinyon.engine.step_cost import Curve
+from pinyon.engine.tally import Counts
 
 router = APIRouter()
-
-_FIRST_TOKEN_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-_TOKEN_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1)
 
 
 class Metrics:
@@ -28,34 +27,14 @@ class Metrics:
         self._requests = Counter("pinyon_requests", "Requests that ended.", ["outcome"], registry=registry)
         self._prompt = Counter("pinyon_prompt_tokens", "Prompt tokens of finished requests.", registry=registry)
         self._generated = Counter("pinyon_generated_tokens", "Tokens of finished answers.", registry=registry)
-        self._queue = Histogram(
-            "pinyon_queue_seconds", "Wait before the prompt was begun.", buckets=_FIRST_TOKEN_S, registry=registry
-        )
-        self._first = Histogram(
-            "pinyon_time_to_first_token_seconds",
-            "From acceptance to the first token.",
-            buckets=_FIRST_TOKEN_S,
-            registry=registry,
-        )
-        self._token = Histogram(
-            "pinyon_time_per_output_token_seconds",
-            "Mean time of a token after the first, one value an answer.",
-            buckets=_TOKEN_S,
-            registry=registry,
-        )
 
     def ended(self, outcome: str, finished: Finished | None) -> None:
         """As door.Meters."""
         self._requests.labels(outcome).inc()
         if finished is None:
             return
-        usage, timings = finished.usage, finished.timings
-        self._prompt.inc(usage.prompt_tokens)
-        self._generated.inc(usage.completion_tokens)
-        self._queue.observe(timings.queue_s)
-        self._first.observe(timings.queue_s + timings.prefill_s)
-        if (later := usage.completion_tokens // len(finished.reasons) - 1) > 0:
-            self._token.observe(timings.decode_s / later)
+        self._prompt.inc(finished.usage.prompt_tokens)
+        self._generated.inc(finished.usage.completion_tokens)
 
 
 class DoorCollector(Collector):
@@ -87,6 +66,44 @@ _GAUGES: Final = (
 )
 
 
+_COUNTERS: Final = (
+    ("pinyon_preempted", "Sequences that gave their cells to others, to go on later.", "preempted"),
+    ("pinyon_cancelled", "Requests that were cancelled in the engine.", "cancelled"),
+    ("pinyon_refused", "Requests that were refused since there was too much to do.", "refused"),
+    ("pinyon_first_token_in_time", "First tokens within the request's deadline.", "in_time"),
+    ("pinyon_first_token_late", "First tokens after the request's deadline.", "late"),
+    ("pinyon_slow_steps", "Steps that took far longer than predicted.", "slow_steps"),
+)
+_HISTOGRAMS: Final = (
+    ("pinyon_queue_seconds", "Wait before the prompt was begun.", "queue_s"),
+    ("pinyon_time_to_first_token_seconds", "From acceptance to the first token.", "ttft_s"),
+    ("pinyon_time_per_output_token_seconds", "Mean time of a token after the first, one value an answer.", "tpot_s"),
+    ("pinyon_step_seconds", "How long steps took.", "step_s"),
+    ("pinyon_step_rows", "How many tokens steps computed.", "step_rows"),
+    ("pinyon_inter_token_seconds", "From one token of an answer to the next.", "token_s"),
+)
+
+
+def _histogram(name: str, text: str, counted: Counts) -> Metric:
+    below, buckets = 0, []
+    for bound, count in zip((*map(str, counted.bounds), "+Inf"), counted.counts, strict=True):
+        below += count
+        buckets.append((bound, below))
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=counted.total)
+
+
+def _step_costs(curve: Curve) -> Iterator[Metric]:
+    base = GaugeMetricFamily("pinyon_step_cost_seconds", "What a step of so many rows takes here.", labels=["rows"])
+    span = GaugeMetricFamily(
+        "pinyon_step_cost_seconds_per_kilocell", "What it takes more for 1,000 cells in use.", labels=["rows"]
+    )
+    for rows, base_s, span_s in zip(curve.rows, curve.base_s, curve.span_s, strict=True):
+        base.add_metric([str(rows)], base_s)
+        span.add_metric([str(rows)], span_s)
+    yield base
+    yield span
+
+
 class EngineCollector(Collector):
     """Gauges of what an engine holds and does; none while nothing is loaded."""
 
@@ -98,6 +115,12 @@ class EngineCollector(Collector):
             return
         for name, text, field in _GAUGES:
             yield GaugeMetricFamily(name, text, getattr(self._meters, field))
+        for name, text, field in _COUNTERS:
+            yield CounterMetricFamily(name, text, getattr(self._meters.service, field))
+        for name, text, field in _HISTOGRAMS:
+            yield _histogram(name, text, getattr(self._meters.service, field))
+        if self._meters.curve is not None:
+            yield from _step_costs(self._meters.curve)
         used = GaugeMetricFamily("pinyon_vram_used_bytes", "Memory in use of a GPU.", labels=["device"])
         total = GaugeMetricFamily("pinyon_vram_total_bytes", "Memory of a GPU.", labels=["device"])
         for each in self._meters.vram:

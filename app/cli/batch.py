@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 AT_ONCE: Final = 8
 """Answers computed together: more share the same memory and gain little."""
-_LOST: Final = {FailureKind.ENGINE_CRASH, FailureKind.LOAD_FAILED}
+_LOST: Final = {FailureKind.ENGINE_CRASH, FailureKind.ENGINE_STUCK, FailureKind.LOAD_FAILED}
 """Failures that say nothing about the line that met them."""
 _LOST_WITH: Final = (GenerationFailedError, BusyError, ServerError)
 
@@ -179,6 +179,7 @@ class _Answering:
         self._loads = 1
         self._was_lost_alone = False
         self._asked: set[str] = set()
+        self._interrupted = asyncio.Event()
 
     async def write(self, questions: Sequence[Question], file: BinaryIO, on_count: Callable[[int], None]) -> None:
         """Write each answer as it is ready. The first Ctrl+C ends what runs; where the model cannot be had back, no more is asked."""
@@ -210,6 +211,7 @@ class _Answering:
 
     async def _stop(self) -> None:
         self._tally.is_interrupted = True
+        self._interrupted.set()
         await asyncio.gather(*(self._model.cancel(ask_id) for ask_id in self._asked))
 
     async def _answer(self, question: Question) -> bytes | None:
@@ -223,11 +225,26 @@ class _Answering:
             loads = self._loads
         self._asked.add(question.ask.id)
         try:
-            return await _answer(self._model, question)
+            return await self._answer_in_turn(question)
         except _LOST_WITH as error:
             return await self._answer_alone(question, loads, error)
         finally:
             self._asked.remove(question.ask.id)
+
+    async def _answer_in_turn(self, question: Question) -> bytes | None:
+        """As `_answer`, once the model has room for it."""
+        while self._tally.goes_on:
+            try:
+                return await _answer(self._model, question)
+            except _BusyForNowError as busy:
+                await self._pause(busy.retry_after_s)
+        return None
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for so long, or until nothing more is to be asked."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._interrupted.wait()
 
     async def _answer_alone(self, question: Question, loads: int, error: AppError) -> bytes | None:
         """Answer a question with which the model was lost after so many loads, while no other one is asked. Raises as `_answer`.
@@ -240,7 +257,7 @@ class _Answering:
             if not self._tally.goes_on:
                 return None
             try:
-                line = await _answer(self._model, question)
+                line = await self._answer_in_turn(question)
             except _LOST_WITH as again:
                 if self._was_lost_alone:
                     raise
@@ -266,11 +283,20 @@ class _NoAnswerError(Exception):
     """One line has no answer; others may."""
 
 
+class _BusyForNowError(Exception):
+    """There is too much to do for this line now."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__()
+        self.retry_after_s = retry_after_s
+
+
 async def _answer(model: "Model", question: Question) -> bytes | None:
     """Return the line that answers; None where it was cancelled.
 
     Raises:
         _NoAnswerError: this line has no answer.
+        _BusyForNowError: it may have one later.
         GenerationFailedError, BusyError, ServerError: the model is lost.
     """
     chunks: list[Chunk] = []
@@ -280,6 +306,8 @@ async def _answer(model: "Model", question: Question) -> bytes | None:
                 match event:
                     case Chunk():
                         chunks.append(event)
+                    case Failed(kind=FailureKind.OVERLOADED | FailureKind.CLIENT_LIMIT):
+                        raise _BusyForNowError(event.data["retry_after_s"])
                     case Failed() if event.kind in _LOST:
                         raise GenerationFailedError(event)
                     case Failed():

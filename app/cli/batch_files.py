@@ -15,6 +15,7 @@ from pinyon.app.ask import Ask, Chat
 from pinyon.app.errors import UsageError
 from pinyon.app.locks import LockHeldError, locked
 from pinyon.app.named_options import named_options
+from pinyon.engine.request import Priority
 from pinyon.models.chat_template import Message
 from pinyon.models.disk import printable, write_atomically
 
@@ -94,7 +95,7 @@ def read_questions(source: Path, system: str | None, options: Mapping[str, str])
 def _question(text: bytes, number: int, system: str | None, options: Mapping[str, str]) -> Question:
     line = msgspec.json.decode(text, type=Line)
     choices = named_options({**options, **line.options})
-    ask = Ask(line.chat(system), choices.sampling, choices.max_tokens)
+    ask = Ask(line.chat(system), choices.sampling, choices.max_tokens, priority=Priority.BATCH)
     return Question(number if line.id is None else line.id, ask)
 
 

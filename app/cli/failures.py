@@ -27,7 +27,10 @@ _OF_FAILURE = {
     FailureKind.LOAD_FAILED: ExitCode.MODEL,
     FailureKind.CONTEXT_OVERFLOW: ExitCode.DOES_NOT_FIT,
     FailureKind.DOES_NOT_FIT: ExitCode.DOES_NOT_FIT,
+    FailureKind.OVERLOADED: ExitCode.FAILED,
+    FailureKind.CLIENT_LIMIT: ExitCode.FAILED,
     FailureKind.ENGINE_CRASH: ExitCode.FAILED,
+    FailureKind.ENGINE_STUCK: ExitCode.FAILED,
     FailureKind.ENGINE_ERROR: ExitCode.FAILED,
 }
 

@@ -11,7 +11,7 @@ from pinyon.app.cli.terminal import print_json
 from pinyon.app.counted import counted
 from pinyon.app.settings import Folders
 from pinyon.app.wire import Status
-from pinyon.engine.meters import Meters
+from pinyon.engine.meters import Meters, Service
 
 
 @click.command(name="ps")
@@ -69,9 +69,39 @@ def _meter_rows(meters: Meters) -> list[tuple[str, str]]:
         ("context", f"{meters.held_cells:,} of {meters.cells:,} tokens in use, {meters.idle_cells:,} kept for others"),
         ("cache", f"{_mb(meters.kv_ram_bytes)} in memory, {_mb(meters.kv_disk_bytes)} on disk"),
         ("speed", ", ".join(speeds) or "not measured yet"),
+        *_service_rows(meters.service),
         ("memory", f"{_mb(meters.rss_bytes)} used by the engine, {_mb(meters.available_bytes)} available"),
         *(("gpu", f"{each.device}: {_mb(each.used_bytes)} of {_mb(each.total_bytes)} in use") for each in meters.vram),
     ]
+
+
+def _service_rows(service: Service) -> list[tuple[str, str]]:
+    """How people are served, where anybody was."""
+    times = {
+        "queue": service.queue_s,
+        "TTFT": service.ttft_s,
+        "TPOT": service.tpot_s,
+        "ITL": service.token_s,
+        "step": service.step_s,
+    }
+    shown = [
+        (name, f"p50 {counts.quantile(0.5):.3g} s, p95 {counts.quantile(0.95):.3g} s")
+        for name, counts in times.items()
+        if counts.number
+    ]
+    if not service.step_rows.number:
+        return shown
+    given = {
+        "gave way": service.preempted,
+        "cancelled": service.cancelled,
+        "refused": service.refused,
+        "late": service.late,
+        "in time": service.in_time,
+        "slow steps": service.slow_steps,
+    }
+    given_way = ", ".join(f"{count:,} {name}" for name, count in given.items() if count)
+    batch = f"{service.step_rows.total / service.step_rows.number:.1f} tokens a step"
+    return [*shown, ("batch", batch), ("service", given_way or "nobody gave way or was refused")]
 
 
 def _mb(size_bytes: int) -> str:

@@ -46,6 +46,11 @@ def _context(meters: Meters | None, figures: Figures) -> str:
     return f"{used:,} used" if meters is None else f"{used:,} used, {max(meters.cells - used, 0):,} left"
 
 
+def _queue(meters: Meters) -> str:
+    gave_way = f", {meters.service.preempted:,} gave way" if meters.service.preempted else ""
+    return f"{meters.running} running, {meters.waiting} waiting{gave_way}"
+
+
 GAUGES: Final = (
     Gauge("ttft", "TTFT", _of_figures(lambda f: amounts.seconds(f.ttft_s))),
     Gauge(
@@ -67,7 +72,7 @@ GAUGES: Final = (
         "KV kept",
         _of_meters(lambda m: f"RAM {amounts.size(m.kv_ram_bytes)}, disk {amounts.size(m.kv_disk_bytes)}"),
     ),
-    Gauge("queue", "queue", _of_meters(lambda m: f"{m.running} running, {m.waiting} waiting")),
+    Gauge("queue", "queue", _of_meters(_queue)),
     Gauge(
         "ram",
         "RAM",

@@ -9,7 +9,9 @@ SHOWN = {
     "request line and headers": "32 KiB, 200 headers",
     "tokens in --token-file": "256",
     "open connections": "512",
-    "answers computed or waiting at once, each choice of n counted": "191",
+    "answers that wait for their turn, each choice of n counted (the setting max_queued)": "128",
+    "those of one client: token, user or connection (the setting max_queued_per_client)": "128",
+    "time to the first token, where a request has ttft_deadline_s": "as predicted",
     "time to receive a request": "15 s",
     "time without a next request on a connection": "5 s",
     "time in which a client reads nothing": "30 s",
@@ -42,7 +44,8 @@ def test_each_row_says_what_happens_past_it():
     assert all(row.past for row in limits.TABLE)
     assert {row.past for row in limits.TABLE if "Retry-After" in row.past} == {
         "503 with Retry-After: 5, and the connection is closed",
-        "503 with Retry-After: 5",
+        "503 with Retry-After as predicted",
+        "429 with Retry-After as predicted",
     }
 
 

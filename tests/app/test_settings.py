@@ -40,6 +40,11 @@ def test_variables_come_over_the_file(folders):
         ("", {"PINYON_CONTXT": "1"}, "contxt"),
         ("", {"PINYON_CONTEXT": "many"}, "context"),
         ("", {"PINYON_THREADS": "-1"}, "threads"),
+        ("stall_ms = 5", {}, "stall_ms"),
+        ("max_queued = 0", {}, "max_queued"),
+        ("", {"PINYON_MAX_QUEUED_PER_CLIENT": "0"}, "max_queued_per_client"),
+        ("long_request_share = 1.5", {}, "long_request_share"),
+        ("engine_timeout_s = 1", {}, "engine_timeout_s"),
     ],
 )
 def test_what_is_wrong_is_named(folders, text, environment, message):

@@ -10,7 +10,7 @@ from pinyon.app.ask import Ask, Chat, RawText, RawTokens, SamplingChoice
 from pinyon.app.cli.failures import report
 from pinyon.app.errors import AnswerError, AppError, GenerationFailedError
 from pinyon.app.history.errors import HistoryError
-from pinyon.engine.errors import ContextOverflowError, EngineError, InvalidRequestError
+from pinyon.engine.errors import ContextOverflowError, EngineError, InvalidRequestError, OverloadedError
 from pinyon.engine.events import Chunk, Finished, FinishReason, PositionLogprobs, Timings, TokenLogprob, Usage
 from pinyon.engine.protocol import FrameBuffer
 from pinyon.models.chat_template import Message
@@ -23,12 +23,12 @@ def tree(base):
 
 NO_SERVER_S = (AnswerError, HistoryError)
 """What only commands themselves meet."""
-MADE_OF_MORE = (ContextOverflowError, GenerationFailedError, HeaderIncompleteError)
+MADE_OF_MORE = (ContextOverflowError, OverloadedError, GenerationFailedError, HeaderIncompleteError)
 ERRORS = [
     kind("what happened")
     for base in (AppError, EngineError, ModelError)
     for kind in tree(base)
-    if kind not in MADE_OF_MORE and not issubclass(kind, NO_SERVER_S)
+    if not issubclass(kind, (*MADE_OF_MORE, *NO_SERVER_S))
 ]
 
 

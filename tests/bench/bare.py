@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import llama_cpp.llama_cpp as lib
 import numpy as np
 
-CHUNK_ROWS = 64
+CHUNK_ROWS = 512
 _silence = lib.llama_log_callback(lambda _level, _text, _data: None)
 
 

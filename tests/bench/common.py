@@ -35,6 +35,12 @@ def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float,
     return round(statistics.median(ratios), 4), round(quartiles[2] - quartiles[0], 4)
 
 
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Return the value that so many percent of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+
+
 class Stopwatch:
     """Sums the time spent inside the functions that it wraps."""
 

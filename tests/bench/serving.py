@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -139,6 +139,40 @@ async def wave(server: Server, path: str, bodies: Sequence[Mapping[str, object]]
         answers = await asyncio.gather(*(_streamed(client, path, body) for body in bodies))
         elapsed = time.monotonic() - started
     return [_parsed(sent, parts) for sent, parts in answers], elapsed
+
+
+async def streamed(
+    client: httpx.AsyncClient, path: str, body: Mapping[str, object], until: asyncio.Event | None = None
+) -> list[float]:
+    """Stream an answer to its end, or until the event; return when each event with text came, by the monotonic clock."""
+    times = await streamed_or_refused(client, path, body, until)
+    if not times and (until is None or not until.is_set()):
+        raise SystemExit("invalid run: an answer was refused, or is empty")
+    return times
+
+
+async def streamed_or_refused(
+    client: httpx.AsyncClient,
+    path: str,
+    body: Mapping[str, object],
+    until: asyncio.Event | None = None,
+    on_first: Callable[[], None] = lambda: None,
+) -> list[float]:
+    """As `streamed`; of what is refused since there is too much to do, nothing came. `on_first` is called with the first text."""
+    times: list[float] = []
+    async with client.stream("POST", path, json={**body, "stream": True}) as response:
+        if response.status_code in {429, 503}:
+            return times
+        if response.status_code != 200:
+            raise SystemExit(f"invalid run: {response.status_code}: {(await response.aread()).decode()}")
+        async for line in response.aiter_lines():
+            if line.startswith("data: {") and msgspec.json.decode(line[6:], type=_Message).text:
+                times.append(time.monotonic())
+                if len(times) == 1:
+                    on_first()
+            if until is not None and until.is_set():
+                break
+    return times
 
 
 async def _streamed(

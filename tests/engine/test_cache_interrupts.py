@@ -6,7 +6,7 @@ another one beside neighbours, and be the same one over wrong KV. What a request
 
 import pytest
 from asking import GREEDY, ask
-from fakes import run_to_end
+from fakes import WholeChunks, run_to_end
 from kept_kv import LONG_AGO, kept_engine
 
 from pinyon.engine.block import BLOCK_TOKENS
@@ -57,6 +57,7 @@ def test_a_prompt_that_was_left_half_way_goes_on_from_there(tiny, tmp_path, cold
     folder = tmp_path / "kv"
     known = min(BLOCK_TOKENS * steps, len(PROMPT))
     with kept_engine(tiny, folder) as made:
+        made.engine._scheduler._budget = WholeChunks()
         start(made, "a", PROMPT, max_tokens=50)
         for _ in range(steps):
             made.engine.step()

@@ -76,7 +76,7 @@ def test_dear_checkpoints_are_taken_more_seldom():
     checkpoints = make(costs=costs).kv._checkpoints
     checkpoints._size_bytes = 1 << 20
     costs.measure_restore(1 << 20, 0.5)
-    costs.measure_prefill(1000, 50.0)
+    costs.prefill_s = lambda tokens: tokens * 0.05
     assert 0.5 / CHECKPOINT_SHARE / 0.05 == 1000 > MIN_APART_TOKENS
     assert checkpoints.positions(3000, 0) == {0, 960, 1920, 2880, 2944}
 

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -438,3 +439,116 @@ def test_the_last_line_of_a_log():
     assert worker_process._last_line(io.BytesIO(b"first\nlast \n\n")) == "ends with: last"
     assert worker_process._last_line(io.BytesIO()) == "ends with: nothing"
     assert worker_process._last_line(UnreadableLog()) == "cannot be read: [Errno 5] Input/output error"
+
+
+# Signs of life
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A sign of life is wanted all the time, and for a second before the worker is given up."""
+    monkeypatch.setattr(worker_process, "PING_S", 0.05)
+    monkeypatch.setattr(worker_process, "LATE_S", 0.2)
+    return {"answer_within_s": 1.0}
+
+
+async def test_a_worker_that_stands_still_is_replaced_and_nobody_waits_for_ever(clients, tiny, impatient):
+    client = clients(msgspec.structs.replace(config(tiny), **impatient))
+    await client.start()
+    before, states, told = await client.pid(), set(), []
+    async with contextlib.aclosing(client.generate(ask("a", max_tokens=200, ignore_eos=True))) as events:
+        async for event in events:
+            told.append(event)
+            if not states:
+                os.kill(before, signal.SIGSTOP)
+                states.add(client.state)
+
+                async def look():
+                    while client.state is not EngineState.LOADING:
+                        states.add(client.state)
+                        await asyncio.sleep(0.01)
+
+                looking = asyncio.create_task(look())
+    assert isinstance(told[-1], Failed)
+    assert told[-1].kind is FailureKind.ENGINE_STUCK
+    assert "no sign of life for 1 s" in told[-1].message
+    assert EngineState.STUCK in states
+    await looking
+    assert isinstance((await answer(client, ask("b", max_tokens=3, ignore_eos=True)))[-1], Finished)
+    assert await client.pid() != before
+    with pytest.raises(ProcessLookupError):
+        os.kill(before, 0)
+
+
+async def test_a_worker_that_is_only_slow_is_left_alone(clients, impatient):
+    """It answers each ping after half of the time that it has, and the request in the end."""
+    slow = f"""
+{READY}
+request = read().request
+from pinyon.engine.events import Finished, FinishReason, Timings, Usage
+for _ in range(4):
+    ping = read()
+    time.sleep(0.5)
+    send(protocol.Pong(ping.call))
+end = Finished((FinishReason.STOP,), Usage(1, 1), Timings(0, 0, 0), 1)
+send(protocol.Events(((request.id, end),)))
+read()
+"""
+    client = clients(msgspec.structs.replace(config(Path("none")), **impatient), command=fake_worker(slow))
+    assert isinstance((await answer(client, ask("a")))[-1], Finished)
+
+
+async def test_who_has_nothing_to_do_is_rarely_asked_for_a_sign_of_life(clients, impatient):
+    idle = f"{READY}\nread()\nos._exit(3)"
+    client = clients(msgspec.structs.replace(config(Path("none")), **impatient), command=fake_worker(idle))
+    await client.start()
+    await asyncio.sleep(0.3)
+    assert client.state is EngineState.READY
+
+
+async def test_a_worker_that_stands_still_while_nobody_asks_is_noticed_too(clients, tiny, impatient, monkeypatch):
+    monkeypatch.setattr(worker_process, "IDLE_PING_S", 0.1)
+    client = clients(msgspec.structs.replace(config(tiny), **impatient))
+    await client.start()
+    before = await client.pid()
+    os.kill(before, signal.SIGSTOP)
+    async with asyncio.timeout(10):
+        while client.state is EngineState.READY:
+            await asyncio.sleep(0.01)
+        assert client.state is EngineState.STUCK
+        while client.state is EngineState.STUCK:
+            await asyncio.sleep(0.01)
+    assert isinstance((await answer(client, ask("b", max_tokens=3, ignore_eos=True)))[-1], Finished)
+    assert await client.pid() != before
+
+
+async def test_a_sign_of_life_that_came_while_this_process_stood_still_counts(clients, tiny, impatient):
+    client = clients(msgspec.structs.replace(config(tiny), **impatient))
+    await client.start()
+    before, asking = await client.pid(), asyncio.create_task(answer(client, ask("a", max_tokens=200, ignore_eos=True)))
+    while client._process._pinged_at is None and not asking.done():
+        await asyncio.sleep(0)
+    time.sleep(1.5)  # as if it was stopped
+    assert isinstance((await asking)[-1], Finished)
+    assert await client.pid() == before
+
+
+# What steps cost
+
+
+async def test_what_steps_cost_is_measured_once_and_known_at_the_next_start(clients, tiny, tmp_path):
+    folders = {"kv_folder": os.fsencode(tmp_path / "kv"), "kv_disk_cap_bytes": 1 << 24}
+    kept = msgspec.structs.replace(config(tiny), calibration_folder=os.fsencode(tmp_path / "costs"), **folders)
+    first = clients(kept)
+    await first.start()
+    async with asyncio.timeout(20):
+        while (await first.meters()).curve is None:
+            await asyncio.sleep(0.05)
+        await first.close()
+        (file,) = (tmp_path / "costs").iterdir()
+        learned = file.read_bytes()
+        second = clients(kept)
+        await second.start()
+        while (curve := (await second.meters()).curve) is None:
+            await asyncio.sleep(0.01)
+    assert msgspec.json.encode(curve) == learned

@@ -542,9 +542,9 @@ def keep_what_may_be_wrong(self, sequence, *, keep=True):
 
 def preempt_the_oldest(self, _newest):
     oldest = self.running[0]
-    self.release(oldest)
+    self._leave(oldest, keep=True)
     oldest.lose_cells()
-    self.waiting.appendleft(oldest)
+    self.waiting.append(oldest)
 
 
 def lose_the_answer_too(self):

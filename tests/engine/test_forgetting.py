@@ -43,7 +43,8 @@ def test_what_came_before_a_clear_and_ended_before_it_was_heard_leaves_nothing(w
 
 def test_what_came_and_went_long_before_takes_nothing_younger_along(world):
     world.run("a", ABC[:150])
-    world.engine._lately = type(world.engine._lately)([(-100.0, time.monotonic() - 50)])
+    now = world.engine._clock()
+    world.engine._lately = type(world.engine._lately)([(now - 100, now - 70)])
     world.engine.forget_before(time.time() - 60)[1].result(10)
     assert world.blocks
     world.engine.close()
@@ -251,7 +252,7 @@ def test_what_was_stored_before_the_disk_was_known_is_noted_there(tmp_path):
     run_to_end(made.engine, ask("a", ABC[:150], "talk"))
     made.engine.tidy()
     disk, notes = BlockDisk(tmp_path, b"r" * 32, QuickFiles()), CacheNotes(tmp_path, 1 << 20)
-    made.engine.use_disk(DiskTier(disk, [], 1 << 30, notes, [], [], frozenset()))
+    made.engine.use_disk(DiskTier(b"", disk, [], 1 << 30, notes, [], [], frozenset()))
     made.engine.close()
     world = World(tmp_path)
     assert world.files

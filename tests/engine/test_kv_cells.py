@@ -179,7 +179,7 @@ class CopiesOneTokenLess(KvCells):
 class CopiesNoGuard(KvCells):
     def _fork(self, match, sequence_id):
         leaf = super()._fork(match, sequence_id)
-        self._memory.remove_sequence(self._sequence_ids + sequence_id)
+        self._memory.remove_sequence(self.sequence_ids + sequence_id)
         return leaf
 
 

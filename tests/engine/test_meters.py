@@ -1,11 +1,15 @@
 """What an engine says it holds and does, against what it was given to do."""
 
+import msgspec
+import pytest
 from fake_disk import FakeDisk
 from fakes import BLOCK_BYTES, make_engine, make_store, run_to_end, submit, tidied
 from kv_compare import MOVE_S, ROW_S
 
-from pinyon.engine.meters import Meters
+from pinyon.engine.config import Limits
+from pinyon.engine.meters import Meters, Service
 from pinyon.engine.request import GenerateRequest, SamplingParams, Text
+from pinyon.engine.tally import Counts
 
 
 def ask(name, prompt, **fields):
@@ -13,7 +17,42 @@ def ask(name, prompt, **fields):
 
 
 def test_an_engine_that_has_done_nothing_holds_nothing_and_knows_no_speed():
-    assert make_engine(cells=1024).engine.meters() == Meters(cells=1024)
+    meters = make_engine(cells=1024).engine.meters()
+    assert msgspec.structs.replace(meters, service=Service()) == Meters(cells=1024)
+    numbers = [
+        value.number if isinstance(value, Counts) else value for value in msgspec.structs.astuple(meters.service)
+    ]
+    assert numbers == [0] * 12
+
+
+def test_steps_and_tokens_are_counted_with_their_times():
+    made = make_engine(cells=1024)
+    run_to_end(made.engine, ask("a", "x" * 100, max_tokens=5))
+    meters = made.engine.meters()
+    service = meters.service
+    assert service.step_s.number == 6, "two chunks, the second of which gives a token, and four tokens"
+    assert service.step_rows.total == 104
+    assert service.step_s.total == pytest.approx(104 * ROW_S)
+    assert service.token_s.number == 4
+    assert service.token_s.total == pytest.approx(4 * ROW_S)
+    assert meters.curve is not None
+    assert service.slow_steps == 0
+
+
+def test_who_had_to_give_way_or_to_go_is_counted():
+    made = make_engine(cells=200, limits=Limits(queue=2, long_share=1.0), sequence_ids=2)
+    for name in "ab":
+        submit(made.engine, ask(name, "x" + name, max_tokens=150, ignore_eos=True))
+    made.engine.step()
+    for name in "cde":
+        submit(made.engine, ask(name, name, max_tokens=2, ttft_deadline_s=1000.0))
+    made.engine.cancel("c")
+    while made.engine.busy:
+        made.engine.step()
+    service = made.engine.meters().service
+    assert (service.refused, service.cancelled) == (1, 1)
+    assert service.preempted >= 1
+    assert (service.in_time, service.late) == (1, 0)
 
 
 def test_cells_and_sequences_are_told_by_who_holds_them():
@@ -43,5 +82,5 @@ def test_blocks_are_told_by_where_they_are_and_speeds_as_they_were_measured():
     meters = made.engine.meters()
     assert meters.kv_ram_bytes == 2 * BLOCK_BYTES
     assert meters.kv_disk_bytes > 2 * BLOCK_BYTES, "a file has a head as well"
-    assert round(meters.prefill_tokens_per_s * ROW_S, 6) == 1
+    assert meters.prefill_tokens_per_s * ROW_S == pytest.approx(1, rel=0.1)
     assert round(meters.restore_bytes_per_s * MOVE_S / BLOCK_BYTES, 6) == 1

@@ -12,7 +12,7 @@ from asking import GREEDY, config, text_of
 from tiny_models import TAG, TURN_END, VOCABULARY, write_tiny_llama
 
 from pinyon.engine import native
-from pinyon.engine.config import BATCH_ROWS
+from pinyon.engine.config import MAX_BATCH_ROWS
 from pinyon.engine.engine import Prepared
 from pinyon.engine.errors import BindingError, ModelLoadError, NativeError
 from pinyon.engine.events import Finished, FinishReason
@@ -114,7 +114,7 @@ def test_the_log_gets_native_lines_and_the_reason_is_forgotten_once_told(tmp_pat
 def context(tiny):
     log = NativeLog(io.StringIO())
     model = Model(tiny, log, lambda _fraction: True)
-    made = Context(model, log, cells=256, sequence_ids=4, batch_rows=BATCH_ROWS, threads=2)
+    made = Context(model, log, cells=256, sequence_ids=4, batch_rows=MAX_BATCH_ROWS, threads=2)
     yield made
     made.close()
     model.close()
@@ -122,7 +122,7 @@ def context(tiny):
 
 def decode(context, tokens, *, sequence=0, start=0):
     """Compute tokens of one sequence; return the last one's logits."""
-    buffer, rows = RowBuffer(BATCH_ROWS), len(tokens)
+    buffer, rows = RowBuffer(MAX_BATCH_ROWS), len(tokens)
     buffer.tokens[:rows] = tokens
     buffer.positions[:rows] = range(start, start + rows)
     buffer.sequence_ids[:rows] = sequence
@@ -274,7 +274,7 @@ def test_smollm2_says_what_it_says_through_a_bare_loop(smollm2: Path):
         [Text("<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n", special=True)]
     )
     model = Model(smollm2, log, lambda _fraction: True)
-    context = Context(model, log, cells=512, sequence_ids=64, batch_rows=BATCH_ROWS, threads=2)
+    context = Context(model, log, cells=512, sequence_ids=64, batch_rows=MAX_BATCH_ROWS, threads=2)
     expected = [int(decode(context, prompt).argmax())]
     while len(expected) < 24:
         expected.append(int(decode(context, expected[-1:], start=len(prompt) + len(expected) - 1).argmax()))

@@ -56,6 +56,7 @@ TO_WORKER = [
     protocol.Forget(4, None, 1.5e9),
     protocol.MakeEstimate(5, REQUEST),
     protocol.ReadMeters(6),
+    protocol.Ping(7),
 ]
 FROM_WORKER = [
     protocol.Loading(0.5),
@@ -68,6 +69,7 @@ FROM_WORKER = [
     protocol.NoDisk("no room"),
     protocol.ForgetReply(4, 3, 2**40),
     protocol.EstimateReply(5, Estimate(9, 1, 2, 3, 0.5, 1.5, is_measured=True)),
+    protocol.Pong(8),
     protocol.MetersReply(6, Meters(cells=8192, rss_bytes=2**40, prefill_tokens_per_s=0.5, vram=(Vram("CUDA0", 1, 2),))),
     protocol.CallFailed(1, Failed(FailureKind.INVALID_REQUEST, "why", {"n": 1}, "field")),
 ]

@@ -1,17 +1,17 @@
 import pytest
-from fakes import ByteTable, KvRunner, make_kv
+from fakes import ByteTable, KvRunner, NextChunk, WholeChunks, make_kv
 from kv_compare import PrefixMemory, compare_kv
 
+from pinyon.engine.config import Limits
 from pinyon.engine.events import FinishReason
 from pinyon.engine.native import Candidates
 from pinyon.engine.prefix_tree import Leaf, Node
 from pinyon.engine.request import GenerateRequest, SamplingParams, Text
 from pinyon.engine.sampler import Sampler
-from pinyon.engine.scheduler import MIN_SHARED_TOKENS, Scheduler
+from pinyon.engine.scheduler import MIN_SHARED_TOKENS, Scheduler, _most_cells
 from pinyon.engine.sequence import Sequence, State
 from pinyon.engine.vocab import Vocab
 
-CHUNK = 64
 GREEDY = SamplingParams(temperature=0)
 
 
@@ -25,7 +25,7 @@ def sequence(name, prompt_tokens, shared=0, **fields):
 
 def scheduler(*sequences, cells=1000, **options):
     memory = PrefixMemory(cells)
-    made = Scheduler(make_kv(memory, **options), chunk_rows=CHUNK)
+    made = Scheduler(make_kv(memory, **options), WholeChunks(), Limits(long_share=1.0), NextChunk())
     made.runner = KvRunner(memory)
     for one in sequences:
         made.add(one)
@@ -38,6 +38,7 @@ def step(made):
     rows = [(piece.sequence.request.id, piece.rows) for piece in batch.slices]
     assert batch.rows == sum(count for _, count in rows) > 0
     made.runner.run(batch)
+    made.take(batch)
     made._kv.take(batch, 1.0)
     for piece in batch.slices:
         if piece.wants_logits:
@@ -145,7 +146,7 @@ def test_several_preempted_sequences_come_back_in_their_order():
     assert not made.waiting
     while len(made.waiting) < 2:
         step(made)
-    assert [waiting.request.id for waiting in made.waiting] == ["b", "c"]
+    assert [waiting.request.id for waiting in made.in_order(made.waiting)] == ["b", "c"]
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -170,6 +171,21 @@ def test_a_sequence_that_left_gives_back_its_id_and_cells(keep, left_cells):
     made.add(sequence("b", 6))
     assert step(made) == [("b", 6)]
     assert made.runner.used_cells == 6
+
+
+@pytest.mark.parametrize(
+    ("lives", "most"),
+    [
+        ([(5, 10)], 15),
+        ([(5, 10), (5, 20)], 40),
+        ([(1, 100), (50, 10)], 112),
+        ([(50, 10), (1, 100), (60, 10)], 123),
+        ([(10, 10), (100, 10)], 110),
+    ],
+    ids=["one", "two that end together", "who ends soon", "in any order", "most of it at the end"],
+)
+def test_those_who_end_make_room_for_the_growth_of_the_others(lives, most):
+    assert _most_cells(lives) == most
 
 
 # Common prefixes

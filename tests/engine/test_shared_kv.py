@@ -88,7 +88,8 @@ def blocks_of(made):
 @pytest.fixture
 def cells_cost_nothing(monkeypatch):
     """What is idle stays in the context as long as there is room."""
-    monkeypatch.setattr("pinyon.engine.shared_kv.CELL_SHARE", 0.0)
+    monkeypatch.setattr(CostModel, "cell_s", lambda *_args: 0.0)
+    monkeypatch.setattr(CostModel, "prefill_cell_s", lambda *_args: 0.0)
 
 
 # What is idle
@@ -649,17 +650,11 @@ def test_credit_does_not_pile_up(monkeypatch):
     assert made.kv._save_credit_s == MAX_CREDIT_S
 
 
-def test_steps_with_nothing_but_prompts_are_measured(monkeypatch):
+def test_steps_are_measured():
     costs = CostModel()
     made = make_engine(cells=1024, costs=costs)
-    submit(made.engine, ask("a", ABC[:100]))
-    for _ in range(2):
-        made.engine.step()
-    assert costs.prefill_s(1) == pytest.approx(ROW_S)
-    monkeypatch.setattr("kv_compare.ROW_S", 7.0)
-    submit(made.engine, ask("b", ABC[100:110]))
-    run_to_end_of(made)
-    assert costs.prefill_s(1) == pytest.approx(ROW_S)
+    run_to_end(made.engine, ask("a", ABC[:400]))
+    assert costs.step_s(64, 0) == pytest.approx(64 * ROW_S, rel=0.1)
 
 
 def test_the_end_of_a_prompt_is_stored_when_nobody_computes_in_it():

@@ -52,7 +52,7 @@ class Loaded:
         self.made = load_engine(config, path, NativeLog(io.StringIO()))
         self.engine = self.made.engine
         costs = self.engine._kv._costs  # so small a model computes everything sooner than a file is read
-        costs.measure_prefill = costs.measure_restore = lambda *_measured: None
+        costs.measure_step = costs.measure_restore = lambda *_measured: None
         if folder is not None:
             self.engine.use_disk(open_tier(folder, path, self.made.context.kv_settings, CAP_BYTES))
 

@@ -12,12 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 from asking import answer, ask, config, end_of, ids_of, text_of
-from fakes import hashed, make_engine, make_store, run_to_end, scripted
+from fakes import hashed, make_engine, make_store, run_to_end, scripted, tidied
 from tiny_models import write_tiny_bpe
 
 from pinyon.engine import protocol
 from pinyon.engine.cache_report import Miss
 from pinyon.engine.config import LONG_TEXT_CHARS, EngineConfig
+from pinyon.engine.cost_model import CostModel
 from pinyon.engine.errors import ContextOverflowError
 from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Chunk, Failed, FailureKind, Finished, FinishReason
@@ -222,10 +223,10 @@ def test_a_request_that_is_being_prepared_leaves_nothing_either():
 @pytest.mark.parametrize("was_prepared", [False, True], ids=["still", "just"])
 def test_a_request_that_came_before_a_clear_leaves_nothing_also_if_it_was_being_prepared(monkeypatch, was_prepared):
     clock = SimpleNamespace(now_s=10.0)
-    monkeypatch.setattr(time, "monotonic", lambda: clock.now_s)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now_s)
     monkeypatch.setattr(time, "time", lambda: 1e9 + clock.now_s)
     worker = Worker(EngineConfig(b"", 1), lambda _message: None)
-    made = make_engine(hashed, cells=1024, store=make_store())
+    made = make_engine(hashed, cells=1024, store=make_store(), clock=time.perf_counter)
     older, younger = ask("older", "older" * 50), ask("younger", "younger" * 50)
     worker.receive(protocol.Generate(older))
     clock.now_s, cleared_s = 30.0, 1e9 + 20.0
@@ -237,7 +238,7 @@ def test_a_request_that_came_before_a_clear_leaves_nothing_also_if_it_was_being_
         worker._obey(made.engine, made.engine.prepare(request))
     while made.engine.busy:
         made.engine.step()
-    made.engine.tidy()
+    tidied(made)
     assert {bytes(block.tokens)[:5] for block in made.kv._store._blocks() if block.start == 0} == {b"young"}
 
 
@@ -248,7 +249,7 @@ def test_an_estimate_is_made_between_steps_and_starts_nothing(running):
     ).start()
     request = ask("a", "x" * 200, max_tokens=2)
     worker.receive(protocol.MakeEstimate(7, request))
-    assert next_reply(sent) == protocol.EstimateReply(7, Estimate(200, compute_s=2.0))
+    assert next_reply(sent) == protocol.EstimateReply(7, Estimate(200, compute_s=CostModel().alone_s(200)))
     worker.receive(protocol.Generate(request))
     while not isinstance(sent.get(timeout=10).events[-1][1], Finished):
         pass

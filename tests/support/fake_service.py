@@ -16,6 +16,7 @@ from pinyon.app.api.metrics import Metrics
 from pinyon.app.ask import Ask, Chat, Prompt, RawText, RawTokens
 from pinyon.app.settings import Settings
 from pinyon.engine.client import EngineState
+from pinyon.engine.config import Limits
 from pinyon.engine.engine import Emitted
 from pinyon.engine.errors import EngineCrashedError, EngineError
 from pinyon.engine.events import Event, Failed, Finished
@@ -71,12 +72,13 @@ class FakeModel:
         cells: int = 4096,
         sequence_ids: int = 8,
         failing: Collection[int] = (),
+        limits: Limits | None = None,
     ) -> None:
         self.name = name
         self.record = record_of(name)
         self.context_tokens = cells
         self.engine, self.runner, self.scheduler, self.kv = make_engine(
-            next_token, cells=cells, sequence_ids=sequence_ids, failing=failing
+            next_token, cells=cells, sequence_ids=sequence_ids, failing=failing, limits=limits
         )
         self.unpaused, self.tokenised = asyncio.Event(), asyncio.Event()
         self.unpaused.set()
@@ -123,9 +125,9 @@ class FakeModel:
         """Compute one batch."""
         self._deliver(self.engine.step())
 
-    def die(self) -> None:
+    def die(self, kind: type[EngineCrashedError] = EngineCrashedError) -> None:
         """End every answer as the death of the worker does."""
-        error = EngineCrashedError(f"the engine process died: signal SIGKILL; its log ends with: {HIDDEN_PATH}")
+        error = kind(f"the engine process died: signal SIGKILL; its log ends with: {HIDDEN_PATH}")
         for request_id in list(self._streams):
             self.engine.cancel(request_id)
             self._deliver([(request_id, error.as_event())])
@@ -152,6 +154,10 @@ class FakeModel:
             private=ask.private,
             namespace=ask.namespace,
             conversation=ask.conversation,
+            priority=ask.priority,
+            client=ask.client,
+            ttft_deadline_s=ask.ttft_deadline_s,
+            ignore_eos=ask.ignore_eos,
         )
 
     def _deliver(self, emitted: Sequence[Emitted]) -> None:

@@ -15,10 +15,12 @@ import numpy as np
 from fake_disk import FakeDisk
 from kv_compare import PrefixMemory, StatefulMemory, compare_blocks, compare_kv
 
+from pinyon.engine.admission import Admission
+from pinyon.engine.answer_lengths import AnswerLengths
 from pinyon.engine.batch import Batch
 from pinyon.engine.block_store import BLOCK_TOKENS, BlockStore
 from pinyon.engine.checkpoints import Checkpoints
-from pinyon.engine.config import CHUNK_ROWS
+from pinyon.engine.config import Limits
 from pinyon.engine.cost_model import CostModel
 from pinyon.engine.engine import Emitted, Engine
 from pinyon.engine.errors import NativeError
@@ -29,6 +31,7 @@ from pinyon.engine.native import Logits, SpecialTokens
 from pinyon.engine.request import GenerateRequest, Grammar
 from pinyon.engine.scheduler import Scheduler
 from pinyon.engine.shared_kv import SharedKv
+from pinyon.engine.step_budget import Step, StepBudget
 from pinyon.engine.vocab import Vocab
 
 BOS, EOS, END_OF_TURN, USER_TAG = 256, 257, 258, 259
@@ -196,6 +199,32 @@ def make_kv(
     return SharedKv(cells, blocks, store, costs, clock=memory.clock)
 
 
+class OneChunk(Step):
+    """Room for all that is decoded, and for a chunk of one block."""
+
+    has_room = True
+
+    def chunk_rows(self) -> int:
+        return BLOCK_TOKENS
+
+
+class WholeChunks(StepBudget):
+    """A chunk of one block for each step."""
+
+    def __init__(self) -> None:
+        super().__init__(CostModel(), max_rows=BLOCK_TOKENS + 64, stall_s=1.0)
+
+    def step(self, *, reading: int, span: int) -> Step:
+        return OneChunk(self, span, 1.0)
+
+
+class NextChunk(AnswerLengths):
+    """Expects a few tokens more, of every answer and always: contexts get too small often."""
+
+    def rest(self, tokens: int) -> int:
+        return BLOCK_TOKENS
+
+
 class MadeEngine(NamedTuple):
     engine: Engine
     runner: KvRunner
@@ -214,13 +243,25 @@ def make_engine(
     window: int = 0,
     is_stateful: bool = False,
     costs: CostModel | None = None,
+    limits: Limits | None = None,
+    budget: StepBudget | None = None,
+    clock: Callable[[], float] | None = None,
 ) -> MadeEngine:
+    """Return an engine whose steps have a chunk of 64 rows, whatever it costs, unless a budget says otherwise.
+
+    Its clock is the memory's, which goes on as it computes, unless there is another one.
+    """
+    costs, limits = costs or CostModel(), limits or Limits(long_share=1.0)
     memory = StatefulMemory(cells) if is_stateful else PrefixMemory(cells, window)
     kv = make_kv(memory, sequence_ids, store, window=window, costs=costs)
     runner = KvRunner(memory, next_token, failing, kv._cells.ids_of)
-    scheduler = Scheduler(kv, chunk_rows=CHUNK_ROWS)
+    budget = budget or WholeChunks()
+    scheduler = Scheduler(kv, budget, limits, NextChunk(), memory.clock)
+    admission = Admission(scheduler, kv, costs, budget, limits, memory.clock)
     vocab = Vocab(ByteTable(adds_bos=adds_bos))
-    engine = Engine(vocab, runner, scheduler, kv, cells, LiteralConstraint, memory.clock)
+    engine = Engine(
+        vocab, runner, scheduler, admission, kv, costs, cells, LiteralConstraint, clock=clock or memory.clock
+    )
     return MadeEngine(engine, runner, scheduler, kv)
 
 

@@ -82,7 +82,7 @@ def kept_engine(
         config = EngineConfig(bytes(model), 1, context, kv_ram_cap_bytes=ram_cap_bytes)
         loaded = load_engine(config, model, NativeLog(log))
         blocks, costs = loaded.engine._kv._blocks, loaded.engine._kv._costs
-        costs.measure_prefill = lambda _tokens, _seconds: None
+        costs.measure_step = lambda _rows, _span, _seconds: None
         made = KeptEngine(loaded, [])
 
         def import_state(sequence_id: int, state: bytes | memoryview) -> bool:

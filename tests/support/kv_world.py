@@ -42,7 +42,9 @@ class World:
         found = [*disk.scan()]
         noted = self.notes.noted(header.key for header in found)
         cap_bytes = blocks * file_bytes(BLOCK_BYTES)
-        self.engine.use_disk(DiskTier(disk, found, cap_bytes, self.notes, self.notes.answers(), noted, frozenset()))
+        self.engine.use_disk(
+            DiskTier(b"", disk, found, cap_bytes, self.notes, self.notes.answers(), noted, frozenset())
+        )
 
     @property
     def engine(self):

@@ -8,10 +8,12 @@ from fakes import hashed
 from http_asking import CHAT, COMPLETIONS, Visitor, chat_body, settle, text_body
 from sse_stream import check_chunks, read_stream, streamed_answer, strict_json
 
-from pinyon.app.api.door import ROOM
 from pinyon.app.errors import ModelSlotError
-from pinyon.app.limits import MAX_QUEUED, RETRY_AFTER_S
-from pinyon.engine.config import MAX_SEQUENCES
+from pinyon.app.limits import RETRY_AFTER_S
+from pinyon.engine.config import MAX_SEQUENCES, Limits
+
+ROOM = MAX_SEQUENCES + Limits().queue
+"""How many answers may be computed or wait."""
 
 
 def held(api, *bodies, path=CHAT):
@@ -77,12 +79,13 @@ async def test_all_beyond_the_room_are_told_at_once_and_the_rest_finish(make_api
     visitors = held(api, *(chat_body(stream=index % 2 == 0) for index in range(400)))
     await settle()
     refused = [visitor for visitor in visitors if visitor.task.done()]
-    assert len(refused) == 400 - ROOM == 400 - MAX_SEQUENCES - MAX_QUEUED
+    assert len(refused) == 400 - ROOM
     assert refused == visitors[ROOM:], "whoever came first is in"
     for visitor in refused:
         headers = dict(visitor.sent[0]["headers"])
-        assert (visitor.status, headers[b"retry-after"]) == (503, str(RETRY_AFTER_S).encode())
-        assert strict_json(visitor.body.decode())["error"]["code"] == "queue_full"
+        error = strict_json(visitor.body.decode())["error"]
+        assert (visitor.status, error["code"]) == (503, "overloaded")
+        assert int(headers[b"retry-after"]) == error["retry_after_s"] >= 1
     api.server.model.unpaused.set()
     for index, visitor in enumerate(visitors[:ROOM]):
         await visitor.ended()
@@ -107,7 +110,7 @@ async def test_answers_end_in_the_order_in_which_they_came(make_api):
 
 
 async def test_each_choice_and_each_prompt_takes_room(make_api):
-    api = make_api(hashed, sequence_ids=8)
+    api = make_api(hashed, sequence_ids=MAX_SEQUENCES)
     visitors = held(api, *[chat_body(n=8)] * (ROOM // 8), chat_body(n=ROOM % 8))
     await settle()
     assert api.server.door.running + api.server.door.waiting == ROOM

@@ -30,10 +30,12 @@ CASES = [
     (engine_errors.DoesNotFitError(LEAKY), 500, "does_not_fit", None, "does not fit"),
     (engine_errors.ModelQuarantinedError(LEAKY), 500, "load_failed", None, "cannot be loaded"),
     (engine_errors.EngineCrashedError(LEAKY), 500, "engine_crash", None, "the engine died"),
+    (engine_errors.EngineStuckError(LEAKY), 504, "engine_stuck", None, "no sign of life"),
     (engine_errors.EngineStartError(LEAKY), 500, "engine_error", None, "the engine failed"),
     (engine_errors.NativeError(LEAKY), 500, "engine_error", None, "the engine failed"),
     (engine_errors.ProtocolError(LEAKY), 500, "engine_error", None, "the engine failed"),
-    (app_errors.QueueFullError("full"), 503, "queue_full", None, "full"),
+    (engine_errors.OverloadedError("full", 3.2), 503, "overloaded", None, "full: try again in 4 s"),
+    (engine_errors.ClientLimitError("too many", 0.0), 429, "client_limit", None, "too many: try again in 1 s"),
     (app_errors.ShuttingDownError("ends"), 503, "shutting_down", None, "ends"),
     (app_errors.ModelSlotError("a is loaded"), 400, "model_not_loaded", "model", "a is loaded"),
     (app_errors.UsageError("no"), 400, None, None, "no"),
@@ -66,7 +68,7 @@ async def test_each_error_has_its_status_and_code(api, error, status, code, para
 
 
 FOR_CLIENTS = (
-    engine_errors.InvalidRequestError, engine_errors.ContextOverflowError, model_errors.TemplateError, app_errors.AppError,
+    engine_errors.InvalidRequestError, engine_errors.ContextOverflowError, engine_errors.OverloadedError, model_errors.TemplateError, app_errors.AppError,
 )  # fmt: skip
 """Errors whose text is written for clients; what raises them must not quote paths."""
 
@@ -91,18 +93,28 @@ async def test_what_is_hidden_from_clients_is_in_the_log(api, caplog):
 
 
 async def test_busy_errors_say_when_to_come_back(api):
-    cannot_load(api, app_errors.QueueFullError("full"))
+    cannot_load(api, app_errors.ShuttingDownError("ends"))
     response = await api.post(CHAT, chat_body())
     assert response.headers["retry-after"] == str(RETRY_AFTER_S)
     assert response.json()["error"]["type"] == "server_error"
+    cannot_load(api, engine_errors.OverloadedError("full", 17.0))
+    response = await api.post(CHAT, chat_body())
+    assert response.headers["retry-after"] == "17"
+    assert response.json()["error"]["retry_after_s"] == 17
 
 
 @pytest.mark.parametrize("kind", FailureKind)
 def test_each_failure_has_a_status(kind):
     error = of_failure(Failed(kind, LEAKY))
-    is_the_clients = kind in {FailureKind.INVALID_REQUEST, FailureKind.CONTEXT_OVERFLOW}
-    assert error.status == (400 if is_the_clients else 500)
-    assert (error.message == LEAKY) == is_the_clients, "only these are written for clients"
+    for_clients = {
+        FailureKind.INVALID_REQUEST: 400,
+        FailureKind.CONTEXT_OVERFLOW: 400,
+        FailureKind.OVERLOADED: 503,
+        FailureKind.CLIENT_LIMIT: 429,
+    }
+    hidden = {FailureKind.ENGINE_STUCK: 504}
+    assert error.status == {**for_clients, **hidden}.get(kind, 500)
+    assert (error.message == LEAKY) == (kind in for_clients), "only these are written for clients"
 
 
 async def test_the_two_numbers_of_a_prompt_that_is_too_long_are_fields(api):

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pinyon.app.api.chat import ChatRequest
 from pinyon.app.api.completions import CompletionRequest
 from pinyon.app.api.fields import Fields, StreamOptions
+from pinyon.app.api.guard import Caller
 from pinyon.app.api.messages import ChatMessage, Part
 from pinyon.app.api.tokens import DetokenizeRequest, TokenizeRequest
 from pinyon.app.limits import MAX_CHOICES, MAX_MESSAGES, MAX_PARTS, MAX_PROMPT_TOKENS, MAX_USER_STOPS
@@ -46,6 +47,9 @@ SAMPLING = {
     "cache": "",
     "private": BOOL,
     "deterministic": BOOL,
+    "priority": "",
+    "ttft_deadline_s": "1 2 1.5 1.0",
+    "ignore_eos": BOOL,
     "regex": '"0" "2" "x" "null"',
     "grammar": '"0" "2" "x" "null"',
 }
@@ -125,9 +129,12 @@ def test_null_is_the_same_as_absent(model):
     assert model.model_validate_json(json.dumps({**base, "unknown": None})).ignored() == []
 
 
+CALLER = Caller("", "localhost:1")
+
+
 def asked(model, body):
     request = model.model_validate_json(json.dumps(body))
-    asks = [request.ask()] if isinstance(request, ChatRequest) else request.asks()
+    asks = [request.ask(CALLER)] if isinstance(request, ChatRequest) else request.asks(CALLER)
     return [msgspec.structs.replace(ask, id="") for ask in asks]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from pinyon.app import limits
-from pinyon.app.api.guard import Guard, GuardRules, namespace_of, shown
+from pinyon.app.api.guard import Guard, GuardRules, caller_of, shown
 from pinyon.app.errors import UsageError
 
 TOKEN = "a-token-of-some-length"
@@ -427,7 +427,7 @@ async def namespace(rules, *headers, path="/v1/models"):
     found = []
 
     async def app(scope, receive, send):
-        found.append(namespace_of(Request(scope)))
+        found.append(caller_of(Request(scope)).namespace)
         await echo(scope, receive, send)
 
     assert (await ask(rules, *headers, app=app, path=path)).status == 200

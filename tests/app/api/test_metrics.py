@@ -1,14 +1,12 @@
 """GET /metrics: what is counted of every ask that ends."""
 
 import msgspec
-import pytest
 from fakes import hashed
 from http_asking import CHAT, COMPLETIONS, Visitor, chat_body, settle, text_body
 from prometheus_client.parser import text_string_to_metric_families
 
-from pinyon.app.api.metrics import _GAUGES, Metrics
-from pinyon.engine.events import Finished, FinishReason, Timings, Usage
-from pinyon.engine.meters import Meters, Vram
+from pinyon.app.api.metrics import _COUNTERS, _GAUGES, _HISTOGRAMS
+from pinyon.engine.meters import Meters, Service, Vram
 
 
 async def samples(api):
@@ -49,7 +47,6 @@ async def test_tokens_are_counted(api):
     found = await samples(api)
     assert found["pinyon_prompt_tokens_total",] == 9 + 2
     assert found["pinyon_generated_tokens_total",] == 2 * 11 + 4
-    assert found["pinyon_queue_seconds_count",] == 2
 
 
 async def test_what_goes_on_is_shown(make_api):
@@ -62,7 +59,7 @@ async def test_what_goes_on_is_shown(make_api):
     found = await samples(api)
     assert (found["pinyon_answers_running",], found["pinyon_answers_waiting",]) == (1, 3)
     assert {key[1]: value for key, value in labelled(found, "pinyon_engine_state")} == {
-        "stopped": 0, "loading": 0, "ready": 1, "failed": 0,
+        "stopped": 0, "loading": 0, "ready": 1, "stuck": 0, "failed": 0,
     }  # fmt: skip
     for visitor in visitors:
         visitor.leave()
@@ -83,6 +80,16 @@ async def test_the_engine_s_meters_are_gauges_where_a_model_is_loaded(make_api):
     assert found["pinyon_context_cells_idle",] == engine.idle_cells > 0
     assert found["pinyon_prefill_tokens_per_second",] == engine.prefill_tokens_per_s > 0
     assert (found["pinyon_engine_resident_bytes",], found["pinyon_available_bytes",]) == (7, 8)
+    assert found["pinyon_step_rows_sum",] == engine.service.step_rows.total > 0
+    assert (
+        found["pinyon_step_seconds_bucket", "+Inf"]
+        == found["pinyon_step_seconds_count",]
+        == engine.service.step_s.number
+    )
+    assert found["pinyon_inter_token_seconds_count",] == 3
+    for name in ("queue", "time_to_first_token", "time_per_output_token"):
+        assert found[f"pinyon_{name}_seconds_count",] == 1
+    assert found["pinyon_step_cost_seconds", "64"] > found["pinyon_step_cost_seconds", "1"] > 0
     assert (found["pinyon_vram_used_bytes", "CUDA0"], found["pinyon_vram_total_bytes", "CUDA0"]) == (1, 2)
     api.server.service.read_meters = lambda: None
     assert not [key for key in await samples(api) if "cells" in key[0]]
@@ -90,30 +97,10 @@ async def test_the_engine_s_meters_are_gauges_where_a_model_is_loaded(make_api):
 
 def test_each_meter_has_a_gauge():
     counted_at_the_door = {"running", "waiting"}
-    assert {field for _, _, field in _GAUGES} | counted_at_the_door | {"vram"} == {*Meters.__struct_fields__}
-
-
-def finished(tokens, *, choices=1, decode_s=3.0):
-    return Finished((FinishReason.STOP,) * choices, Usage(5, tokens), Timings(0.25, 0.5, decode_s), 1)
-
-
-@pytest.mark.parametrize(
-    ("last", "count", "total_s"),
-    [
-        (finished(4), 1, 1.0),
-        (finished(8, choices=2), 1, 1.0),
-        (finished(1, decode_s=0.0), 0, 0.0),
-        (finished(0, decode_s=0.0), 0, 0.0),
-        (None, 0, 0.0),
-    ],
-)
-def test_the_time_of_a_token_is_the_mean_after_the_first(last, count, total_s):
-    metrics = Metrics()
-    metrics.ended("stop" if last else "left", last)
-    value = metrics.registry.get_sample_value
-    assert value("pinyon_time_per_output_token_seconds_count") == count
-    assert value("pinyon_time_per_output_token_seconds_sum") == total_s
-    assert value("pinyon_time_to_first_token_seconds_sum") == (0.0 if last is None else 0.75)
+    assert {field for _, _, field in _GAUGES} | counted_at_the_door | {"vram", "service", "curve"} == {
+        *Meters.__struct_fields__
+    }
+    assert {field for _, _, field in (*_COUNTERS, *_HISTOGRAMS)} == {*Service.__struct_fields__}
 
 
 async def test_servers_in_one_process_count_apart(make_api):

@@ -13,12 +13,13 @@ from command_line import PINYON, environment, pinyon, serving
 from fake_backend import ChatModel, called, faked
 from fake_service import says
 
-from pinyon.app.cli.batch import AT_ONCE, command
+from pinyon.app.cli.batch import AT_ONCE, _Answering, command
 from pinyon.app.cli.batch_files import held
 from pinyon.app.cli.failures import ExitCode
-from pinyon.app.errors import GenerationFailedError, QueueFullError, ServerError, UsageError
+from pinyon.app.errors import BusyError, GenerationFailedError, ServerError, UsageError
 from pinyon.app.settings import Folders
-from pinyon.engine.errors import EngineCrashedError, EngineError, ModelQuarantinedError, NativeError
+from pinyon.engine.errors import EngineCrashedError, EngineError, ModelQuarantinedError, NativeError, OverloadedError
+from pinyon.engine.request import Priority
 from pinyon.models.errors import ModelNotFoundError
 
 
@@ -199,15 +200,40 @@ def one_at_a_time(monkeypatch):
     monkeypatch.setattr("pinyon.app.cli.batch.AT_ONCE", 1)
 
 
-@pytest.mark.parametrize(
-    "death", [DEAD, ServerError("it is gone"), QueueFullError("full"), ModelQuarantinedError("twice")]
-)
+@pytest.mark.parametrize("death", [DEAD, ServerError("it is gone"), BusyError("full"), ModelQuarantinedError("twice")])
 def test_where_the_model_is_lost_it_is_loaded_again_and_the_line_asked_again(batch, capsys, death, one_at_a_time):
     model = MortalModel({2: death})
     assert batch(*LETTERS, model=model) == {1: "aaa", 2: "bbb", 3: "ccc", 4: "ddd"}
     assert asked_letters(model) == ["a", "b", "b", "c", "d"]
     assert batch.backend.loads == ["fake", "fake"]
     assert capsys.readouterr().err == f"pinyon: {death}; the model is loaded again\npinyon: 4 of 4 answered, 0 failed\n"
+
+
+def test_a_line_for_which_there_is_no_room_yet_is_asked_again_later(batch, capsys, monkeypatch, one_at_a_time):
+    pauses = []
+
+    async def pause(_answering, seconds):
+        pauses.append(seconds)
+
+    monkeypatch.setattr(_Answering, "_pause", pause)
+    model = MortalModel({2: OverloadedError("full", 6.5), 3: OverloadedError("full", 2)})
+    assert batch(*LETTERS, model=model) == {1: "aaa", 2: "bbb", 3: "ccc", 4: "ddd"}
+    assert pauses == [7, 2]
+    assert batch.backend.loads == ["fake"]
+    assert {ask.priority for ask in model.asked} == {Priority.BATCH}
+    assert capsys.readouterr().err == "pinyon: 4 of 4 answered, 0 failed\n"
+
+
+def test_ctrl_c_is_heard_while_there_is_no_room(batch, monkeypatch, one_at_a_time):
+    pause = _Answering._pause
+
+    async def interrupted(answering, seconds):
+        os.kill(os.getpid(), signal.SIGINT)
+        await pause(answering, seconds)
+
+    monkeypatch.setattr(_Answering, "_pause", interrupted)
+    model = MortalModel({2: OverloadedError("full", 3600)})
+    assert batch(*LETTERS, model=model, code=ExitCode.INTERRUPTED) == {1: "aaa"}
 
 
 def test_lines_that_lose_the_model_together_load_it_once(batch, capsys):

@@ -4,7 +4,7 @@ from textual.app import App, ComposeResult
 from pinyon.app.tui.figures import Figures
 from pinyon.app.tui.gauges import GAUGES, Gauge, Gauges, sparkline
 from pinyon.engine.cache_report import CacheReport
-from pinyon.engine.meters import Meters, Vram
+from pinyon.engine.meters import Meters, Service, Vram
 
 METERS = Meters(
     cells=8192,
@@ -12,6 +12,7 @@ METERS = Meters(
     idle_cells=4096,
     running=1,
     waiting=2,
+    service=Service(preempted=3),
     kv_ram_bytes=120_000_000,
     kv_disk_bytes=1_200_000_000,
     prefill_tokens_per_s=900.0,
@@ -61,7 +62,7 @@ def test_every_figure_of_the_list() -> None:
         "cache": "512/530 (context 480, disk 32)",
         "cells": "10% in use, 50% kept",
         "kept": "RAM 120 MB, disk 1.2 GB",
-        "queue": "1 running, 2 waiting",
+        "queue": "1 running, 2 waiting, 3 gave way",
         "ram": "310 MB used, 5.1 GB free",
         "vram": "",
     }

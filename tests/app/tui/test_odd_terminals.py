@@ -31,10 +31,10 @@ ONLY_ASCII = {**ASCII, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # else Py
 
 def open_with(shown: Terminal, key: bytes, awaited: bytes) -> None:
     """Press a key until it acts: it does nothing while what was open before still closes."""
-    for _ in range(30):
+    for _ in range(60):
         shown.types(key)
         with contextlib.suppress(AssertionError):
-            shown.waits_for(awaited, limit_s=2)
+            shown.waits_for(awaited, limit_s=0.5)
             return
     raise AssertionError(f"{key!r} did not bring {awaited!r}")
 

@@ -5,7 +5,7 @@ from tiny_architectures import write_tiny_gemma3
 from tiny_models import write_tiny_bpe
 from watched_room import CONTEXT, Room
 
-from pinyon.engine import shared_kv
+from pinyon.engine.cost_model import CostModel
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +25,9 @@ def tiny_model(request):
 
 @pytest.fixture
 def make_room(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared_kv, "CELL_SHARE", 0)  # what is idle stays until its cells are needed
+    # What is idle stays until its cells are needed.
+    monkeypatch.setattr(CostModel, "cell_s", lambda *_args: 0.0)
+    monkeypatch.setattr(CostModel, "prefill_cell_s", lambda *_args: 0.0)
     rooms = []
 
     def make(model):

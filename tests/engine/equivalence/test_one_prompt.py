@@ -1,21 +1,23 @@
 """What the comparison stands on: where hits come from, what is taken for true, and cells that lie apart."""
 
 import pytest
+from fakes import WholeChunks
 from kv_bytes import TIERS
 from watched_room import CONTEXT, OTHER, PROMPT
 
 from pinyon.engine.block import BLOCK_TOKENS
-from pinyon.engine.config import BATCH_ROWS, SEQUENCE_IDS
+from pinyon.engine.config import MAX_BATCH_ROWS, SEQUENCE_IDS
 from pinyon.engine.native import Context, RowBuffer
 
 pytestmark = pytest.mark.model
 
 
 def test_what_is_taken_for_true_is_what_a_bare_loop_computes(any_room):
+    any_room.engine._scheduler._budget = WholeChunks()
     any_room.ask(PROMPT)
     cells = any_room.kv._cells
     model, log = any_room.loaded.model, any_room.loaded.context._log
-    bare = Context(model, log, cells=CONTEXT, sequence_ids=SEQUENCE_IDS, batch_rows=BATCH_ROWS, threads=1)
+    bare = Context(model, log, cells=CONTEXT, sequence_ids=SEQUENCE_IDS, batch_rows=MAX_BATCH_ROWS, threads=1)
     rows = RowBuffer(BLOCK_TOKENS)
     for start in range(0, len(PROMPT), BLOCK_TOKENS):
         tokens = PROMPT[start : start + BLOCK_TOKENS]

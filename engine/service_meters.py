@@ -1,0 +1,73 @@
+"""How people are served: how long steps and tokens take, what was promised and kept, who had to give way."""
+
+import sys
+from typing import Final
+
+from pinyon.engine.events import Finished
+from pinyon.engine.meters import Service
+from pinyon.engine.tally import Tally
+
+STEP_S: Final = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+ANSWER_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TOKEN_S: Final = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
+ROWS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
+SLOW: Final = 10.0
+SLOW_S: Final = 2.0
+"""A step is reported that takes so many times as long as was predicted, and longer than this."""
+
+
+class ServiceMeters:
+    """Counts since the engine was started."""
+
+    def __init__(self) -> None:
+        self._queue_s, self._ttft_s = Tally(ANSWER_S), Tally(ANSWER_S)
+        self._tpot_s, self._token_s = Tally(TOKEN_S), Tally(TOKEN_S)
+        self._step_s, self._rows = Tally(STEP_S), Tally(ROWS)
+        self._slow_steps = self._cancelled = self._refused = self._in_time = self._late = 0
+
+    def take_step(self, rows: int, seconds: float, predicted_s: float) -> None:
+        """Count a step; say in the log if it took far longer than predicted."""
+        self._step_s.add(seconds)
+        self._rows.add(rows)
+        if seconds > max(SLOW_S, SLOW * predicted_s):
+            self._slow_steps += 1
+            print(f"a step of {rows} rows took {seconds:.1f} s, {predicted_s:.2f} s were predicted", file=sys.stderr)
+
+    def take_answer(self, finished: Finished) -> None:
+        """Count an answer's times."""
+        usage, timings = finished.usage, finished.timings
+        self._queue_s.add(timings.queue_s)
+        if usage.completion_tokens:
+            self._ttft_s.add(timings.queue_s + timings.prefill_s)
+        if (later := usage.completion_tokens // len(finished.reasons) - 1) > 0:
+            self._tpot_s.add(timings.decode_s / later)
+
+    def take_token(self, seconds: float) -> None:
+        """Count a token that came so long after the one before it."""
+        self._token_s.add(seconds)
+
+    def take_first_token(self, *, is_late: bool) -> None:
+        """Count a first token, of a request that was promised one in time."""
+        self._late += is_late
+        self._in_time += not is_late
+
+    def take_refusal(self) -> None:
+        self._refused += 1
+
+    def take_cancel(self) -> None:
+        self._cancelled += 1
+
+    def counted(self, *, preempted: int) -> Service:
+        """Return what was counted, here and by the scheduler."""
+        return Service(
+            preempted,
+            self._cancelled,
+            self._refused,
+            self._in_time,
+            self._late,
+            self._slow_steps,
+            *(
+                each.counts
+                for each in (self._queue_s, self._ttft_s, self._tpot_s, self._token_s, self._step_s, self._rows)
+            ),
+        )
