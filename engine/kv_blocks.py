@@ -25,6 +25,8 @@ READ_AHEAD: Final = 4
 """How many files are read while the engine works."""
 WAIT_S: Final = 0.05
 """How long the engine waits for a file when it has nothing else to do."""
+UNNOTICED_S: Final = 0.02
+"""So much longer than computing a restore may take: nobody notices, and what is not computed leaves the machine to others."""
 
 
 class StateMemory(Protocol):
@@ -143,7 +145,7 @@ class KvBlocks:
         if missing.hits:
             leaf.lacks_checkpoint = self.checkpoints is not None
             self._store.touch(missing.hits[-1].block)
-        patient_until = self._clock() + self._compute_s(missing)
+        patient_until = self._clock() + self._compute_s(missing) + UNNOTICED_S
         known = hits if in_part else self._store.find(namespace, tokens[:-1])
         return Restore(leaf, deque(missing.hits), patient_until, gap=self._gap(leaf, known, namespace, tokens))
 
@@ -175,8 +177,8 @@ class KvBlocks:
         return Missing(kept, usable, [hit for hit in found if hit.end > kept or not hit.block.tokens])
 
     def _is_worth_it(self, missing: Missing) -> bool:
-        """Whether computing would not be quicker."""
-        return not missing.hits or self.restore_s(missing.hits) < self._compute_s(missing)
+        """Whether computing would not be noticeably quicker."""
+        return not missing.hits or self.restore_s(missing.hits) < self._compute_s(missing) + UNNOTICED_S
 
     def _compute_s(self, missing: Missing) -> float:
         return self._costs.prefill_s(missing.hits[-1].end - missing.usable) if missing.hits else 0.0
