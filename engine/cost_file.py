@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from pinyon.engine.file_system import FileSystem
-from pinyon.engine.step_cost import Curve
+from pinyon.engine.step_curve import Curve
 
 
 def cpu_name() -> str:

@@ -5,7 +5,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pinyon.engine.step_cost import Curve, Floats, StepCost
+from pinyon.engine.step_cost import Floats, StepCost
+from pinyon.engine.step_curve import Curve
 
 _MEMORY: Final = 0.2
 """The weight of the newest measurement in a running mean."""

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from pinyon.engine.step_cost import Curve
+from pinyon.engine.step_curve import Curve
 from pinyon.engine.tally import Counts
 
 

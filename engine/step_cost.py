@@ -4,17 +4,15 @@ The curve over the rows is not smooth (kernels work in groups of rows, attention
 own. So it is held at some numbers of rows, as a line over the cells in use at each, and between two of them it is straight.
 """
 
-import math
 from typing import Final, TypeAlias
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from pinyon.engine.step_curve import ROWS, Curve
+
 Floats: TypeAlias = NDArray[np.float64]
 
-ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 63, 64, 96, 128, 192, 256, 384, 512)
-"""Where the curve is held."""
 SPAN: Final = 1000
 """Cells in use are counted in thousands here, so that all numbers are of one size."""
 
@@ -38,21 +36,6 @@ _DRIFT: Final = 0.3
 """How far costs are from what they were, as a share, when everything is forgotten."""
 _OUTLIER: Final = 3.0
 """What lies further from the expected, in standard deviations, counts no more than this."""
-
-
-class Curve(msgspec.Struct, frozen=True):
-    """Seconds at each of ROWS with no cell in use, and how many more for each thousand of them."""
-
-    rows: tuple[int, ...]
-    base_s: tuple[float, ...]
-    span_s: tuple[float, ...]
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether steps could cost this: kept curves may have been damaged, or be an older version's."""
-        costs = (*self.base_s, *self.span_s)
-        is_whole = self.rows == ROWS and len(self.base_s) == len(self.span_s) == len(ROWS)
-        return is_whole and all(0 < cost < math.inf for cost in costs)
 
 
 def _kinship() -> Floats:

@@ -13,7 +13,7 @@ from pinyon.app.api.door import Door, door_of
 from pinyon.engine.client import EngineState
 from pinyon.engine.events import Finished
 from pinyon.engine.meters import Meters
-from pinyon.engine.step_cost import Curve
+from pinyon.engine.step_curve import Curve
 from pinyon.engine.tally import Counts
 
 router = APIRouter()

@@ -6,7 +6,7 @@ from pinyon.engine import cost_file
 from pinyon.engine.cost_file import CostFile
 from pinyon.engine.file_system import FileSystem
 from pinyon.engine.request import GenerateRequest, SamplingParams, Text
-from pinyon.engine.step_cost import ROWS, Curve
+from pinyon.engine.step_curve import ROWS, Curve
 
 CURVE = Curve(ROWS, tuple(0.1 * rows for rows in ROWS), tuple(0.01 * rows for rows in ROWS))
 

@@ -4,7 +4,8 @@ import pytest
 from pinyon.engine.block import BLOCK_TOKENS
 from pinyon.engine.cost_model import CostModel
 from pinyon.engine.step_budget import LEAST_ROWS, StepBudget
-from pinyon.engine.step_cost import LONGEST_S, ROWS, Curve
+from pinyon.engine.step_cost import LONGEST_S
+from pinyon.engine.step_curve import ROWS, Curve
 
 
 def budget(row_s, step_s=0.01, stall_s=0.15, max_rows=512):

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from pinyon.engine.step_cost import LONGEST_S, ROWS, Curve, StepCost
+from pinyon.engine.step_cost import LONGEST_S, StepCost
+from pinyon.engine.step_curve import ROWS, Curve
 
 MACHINES = {
     "measured": ([1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 512], [17, 40, 48, 51, 72, 65, 80, 84, 120, 218, 408, 1618]),
