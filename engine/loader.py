@@ -107,7 +107,12 @@ def load_engine(
         grammars.compile,
         Calibration(context, costs, ids - 1),
     )
-    info = EngineInfo(
+    info = _info(build, model, vocab, context_tokens, config.threads)
+    return LoadedEngine(engine, vocab, context, model, info, identity)
+
+
+def _info(build: str, model: Model, vocab: Vocab, context_tokens: int, threads: int) -> EngineInfo:
+    return EngineInfo(
         build=build,
         context_tokens=context_tokens,
         trained_context_tokens=model.trained_context,
@@ -119,9 +124,8 @@ def load_engine(
         eog_strings=vocab.eog_strings,
         chat_template=model.chat_template(),
         sampling=_sampling_defaults(model),
-        threads=config.threads,
+        threads=threads,
     )
-    return LoadedEngine(engine, vocab, context, model, info, identity)
 
 
 def _shared_kv(

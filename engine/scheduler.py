@@ -28,9 +28,8 @@ MIN_SHARED_TOKENS: Final = 16
 """A prompt waits for another one that is computing at least so many tokens that both begin with."""
 PATIENCE_S: Final = 20.0
 """Who has got no token for so long, the oldest of them, comes before all others until its end; so long after it the next one may."""
-
-
 _WHOLE: Final = (FinishReason.STOP, FinishReason.LENGTH)
+"""The ends that tell how long answers get."""
 
 
 def _most_cells(lives: list[tuple[int, int]]) -> int:

@@ -60,14 +60,16 @@ class ServiceMeters:
     def counted(self, *, preempted: int) -> Service:
         """Return what was counted, here and by the scheduler."""
         return Service(
-            preempted,
-            self._cancelled,
-            self._refused,
-            self._in_time,
-            self._late,
-            self._slow_steps,
-            *(
-                each.counts
-                for each in (self._queue_s, self._ttft_s, self._tpot_s, self._token_s, self._step_s, self._rows)
-            ),
+            preempted=preempted,
+            cancelled=self._cancelled,
+            refused=self._refused,
+            in_time=self._in_time,
+            late=self._late,
+            slow_steps=self._slow_steps,
+            queue_s=self._queue_s.counts,
+            ttft_s=self._ttft_s.counts,
+            tpot_s=self._tpot_s.counts,
+            token_s=self._token_s.counts,
+            step_s=self._step_s.counts,
+            step_rows=self._rows.counts,
         )
