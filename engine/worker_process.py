@@ -201,18 +201,25 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             while True:
                 await self._await_work()
                 self._pinged_at = loop.time()
-                ping = asyncio.ensure_future(self._reply_to(protocol.Ping))
-                done, _ = await asyncio.wait({ping}, timeout=self._answer_within_s)
-                if not done:  # perhaps it was this process that stood still, and the answer is here already
-                    done, _ = await asyncio.wait({ping}, timeout=PING_S)
-                if not done:
+                if not await self._answers():
                     self._fault = f"it gave no sign of life for {loop.time() - self._pinged_at:.0f} s; "
                     self._is_given_up = True
-                    ping.cancel()
                     self.kill()
                     return
-                ping.result()
                 self._pinged_at = None
+
+    async def _answers(self) -> bool:
+        """Whether the engine gives a sign of life in time. Raises EngineError where it has died."""
+        ping = asyncio.ensure_future(self._reply_to(protocol.Ping))
+        try:
+            # Perhaps it is this process that stood still, and the answer is here already: so it is looked for again.
+            for limit_s in (self._answer_within_s, PING_S):
+                if (await asyncio.wait({ping}, timeout=limit_s))[0]:
+                    await ping
+                    return True
+            return False
+        finally:
+            ping.cancel()
 
     async def _await_work(self) -> None:
         """Return in a while, in a longer one if nothing comes to do."""
