@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TextIO, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, TextIO, TypeAlias
 
 import numpy as np
 from llama_cpp import llama_cpp as lib
@@ -297,6 +297,10 @@ class RowBuffer:
         return len(self.tokens)
 
 
+KvType: TypeAlias = Literal["f16", "q8_0", "q4_0"]
+"""How keys and values are stored."""
+_GGML_TYPES: Final[dict[KvType, int]] = {"f16": 1, "q8_0": 8, "q4_0": 2}
+"""enum ggml_type."""
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
 _HEADER_BYTES: Final = 8
 """Of an exported state: two 32-bit numbers."""
@@ -320,6 +324,7 @@ class Context:
         batch_rows: int,
         threads: int,
         full_window: bool = True,
+        kv_type: KvType = "f16",
     ) -> None:
         params = lib.llama_context_default_params()
         params.n_ctx = cells
@@ -328,6 +333,7 @@ class Context:
         params.n_threads = params.n_threads_batch = threads
         params.kv_unified = True
         params.swa_full = full_window
+        params.type_k = params.type_v = _GGML_TYPES[kv_type]
         self._model = model
         self._params = params
         self._vocabulary_size = model.vocabulary.size

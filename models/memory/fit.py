@@ -1,0 +1,186 @@
+"""Chooses context, type of KV and places of layers so that a model fits into what is free, and says what was given up for that.
+
+In the order in which a person would: the context asked for, else a smaller one, else KV in eight bits, else experts and then layers in RAM
+instead of on the GPU, else nothing, with what would have to change.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from pinyon.models.memory.kv import CELL_PADDING, KvChoice, KvType, possible_types
+from pinyon.models.memory.plan import RAM, Choice, Gpu, MemoryPlan, memory_plan
+from pinyon.models.memory.sizes import ModelSizes
+
+USUAL_CONTEXT: Final = 32_768
+SMALL_CONTEXT: Final = 4_096
+"""A context is made smaller down to here before anything else is given up."""
+PLENTY: Final = 8
+"""A model that needs this part of what is free with its whole context gets that."""
+
+Shape = Callable[[int, ModelSizes], KvChoice]
+"""How an engine lays out a context of so many tokens: sequences, rows of a batch, windows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bytes that a model may take: of RAM, and of each GPU by its name. `gpus` are in llama.cpp's order."""
+
+    ram_bytes: int
+    gpus: tuple[tuple[str, int], ...] = ()
+
+    def of(self, device: str) -> int:
+        return self.ram_bytes if device == RAM else dict(self.gpus)[device]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked for; None is for the fit to choose."""
+
+    context_tokens: int | None = None
+    kv_type: KvType | None = None
+    gpu_layers: int | None = None
+
+
+class Kind(StrEnum):
+    """What was given up."""
+
+    CONTEXT = "context"
+    KV_TYPE = "kv_type"
+    EXPERTS = "experts"
+    LAYERS = "layers"
+
+
+@dataclass(frozen=True, slots=True)
+class Compromise:
+    kind: Kind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What was chosen. Where nothing fits, `plan` is the smallest choice there is, and `lacking` says by how many bytes it is too large, by device.
+
+    `wanted_context` is what was aimed at; `compromises` say what was given up to fit, in words.
+    """
+
+    plan: MemoryPlan
+    wanted_context: int
+    compromises: tuple[Compromise, ...] = ()
+    lacking: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return not self.lacking
+
+    @property
+    def context_tokens(self) -> int:
+        return self.plan.choice.kv.cells
+
+
+def fit(sizes: ModelSizes, budget: Budget, shape: Shape, wish: Wish = Wish()) -> Fit:
+    """Return the choice for a model under a budget."""
+    return _Search(sizes, budget, shape, wish).fit()
+
+
+def largest_context(
+    sizes: ModelSizes, budget: Budget, shape: Shape, kv_type: KvType = KvType.F16, gpu_layers: int | None = None
+) -> int:
+    """Return how many tokens of context fit, up to those that the model was trained for; 0 where not even the smallest one does."""
+    search = _Search(sizes, budget, shape, Wish(gpu_layers=gpu_layers))
+    return search.largest(sizes.trained_context, kv_type, search.placements()[0]) or 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    gpu_layers: int
+    cpu_expert_layers: int
+
+
+class _Search:
+    def __init__(self, sizes: ModelSizes, budget: Budget, shape: Shape, wish: Wish) -> None:
+        self._sizes = sizes
+        self._budget = budget
+        self._shape = shape
+        self._wish = wish
+        self._gpus = tuple(Gpu(name, max(free, 1)) for name, free in budget.gpus)
+
+    def fit(self) -> Fit:
+        wanted = self._wanted_context()
+        smallest = min(wanted, SMALL_CONTEXT)
+        first = self.placements()[0]
+        for placement in self.placements():
+            for kv_type in self._types():
+                if (context := self.largest(wanted, kv_type, placement)) is not None and context >= smallest:
+                    plan = self._plan(context, kv_type, placement)
+                    return Fit(plan, wanted, tuple(self._compromises(plan, wanted, first)))
+        plan = self._plan(smallest, self._types()[-1], self.placements()[-1])
+        lacking = tuple(
+            (need.device, need.total_bytes - self._budget.of(need.device))
+            for need in plan.devices
+            if need.total_bytes > self._budget.of(need.device)
+        )
+        return Fit(plan, wanted, tuple(self._compromises(plan, wanted, first)), lacking)
+
+    def placements(self) -> Sequence[_Placement]:
+        """Return where layers may go, the best first: all on the GPUs, then with fewer experts there, then with fewer layers."""
+        layers = len(self._sizes.layers)
+        asked = self._wish.gpu_layers
+        if not self._gpus or asked == 0:
+            return (_Placement(0, 0),)
+        most = layers + 1 if asked is None else min(asked, layers + 1)
+        with_experts = sum(layer.experts > 0 for layer in self._sizes.layers)
+        by_experts = [_Placement(most, kept) for kept in range(with_experts + 1)]
+        if asked is not None:
+            return by_experts
+        return [*by_experts, *(_Placement(fewer, with_experts) for fewer in range(most - 1, -1, -1))]
+
+    def largest(self, wanted: int, kv_type: KvType, placement: _Placement) -> int | None:
+        """Return the largest context that fits, at most what is wanted, in steps of the padding; None where none does."""
+        if self._fits(wanted, kv_type, placement):
+            return wanted
+        low, high = 0, -(-wanted // CELL_PADDING)  # in paddings: low fits or is nothing, high does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._fits(middle * CELL_PADDING, kv_type, placement):
+                low = middle
+            else:
+                high = middle
+        return low * CELL_PADDING or None
+
+    def _fits(self, context: int, kv_type: KvType, placement: _Placement) -> bool:
+        plan = self._plan(context, kv_type, placement)
+        return all(need.total_bytes <= self._budget.of(need.device) for need in plan.devices)
+
+    def _plan(self, context: int, kv_type: KvType, placement: _Placement) -> MemoryPlan:
+        kv = replace(self._shape(context, self._sizes), type=kv_type)
+        return memory_plan(self._sizes, Choice(kv, placement.gpu_layers, placement.cpu_expert_layers), self._gpus)
+
+    def _wanted_context(self) -> int:
+        trained = self._sizes.trained_context
+        if self._wish.context_tokens is not None:
+            return self._wish.context_tokens
+        if trained <= USUAL_CONTEXT:
+            return trained
+        whole = self._plan(trained, self._types()[0], self.placements()[0])
+        is_plenty = all(PLENTY * need.total_bytes <= self._budget.of(need.device) for need in whole.devices)
+        return trained if is_plenty else USUAL_CONTEXT
+
+    def _types(self) -> Sequence[KvType]:
+        if self._wish.kv_type is not None:
+            return (self._wish.kv_type,)
+        return [kind for kind in (KvType.F16, KvType.Q8_0) if kind in possible_types(self._sizes.kept)]
+
+    def _compromises(self, plan: MemoryPlan, wanted: int, first: _Placement) -> Iterator[Compromise]:
+        choice = plan.choice
+        if choice.kv.cells < wanted:
+            asked = "asked for" if self._wish.context_tokens is not None else "usual"
+            yield Compromise(Kind.CONTEXT, f"a context of {choice.kv.cells:,} tokens instead of the {asked} {wanted:,}")
+        if choice.kv.type is not KvType.F16 and self._wish.kv_type is None:
+            yield Compromise(Kind.KV_TYPE, f"keys and values in {choice.kv.type}: this can cost quality")
+        if choice.cpu_expert_layers > first.cpu_expert_layers:
+            yield Compromise(Kind.EXPERTS, f"the experts of {choice.cpu_expert_layers} layers in RAM: slower")
+        if choice.gpu_layers < first.gpu_layers:
+            layers = len(self._sizes.layers) + 1
+            yield Compromise(Kind.LAYERS, f"{choice.gpu_layers} of {layers} layers on the GPU: slower")

@@ -1,0 +1,160 @@
+"""What of a model decides how much memory it takes: its weights by layer, its vocabulary, the widths of its layers."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pinyon.models.gguf_header import GgufHeader
+from pinyon.models.gguf_reader import TOKENS_KEY, ArrayInfo, TensorInfo
+from pinyon.models.memory.layers import KeptLayers, kept_layers
+
+_MERGES_KEY: Final = "tokenizer.ggml.merges"
+_BLOCK: Final = re.compile(r"blk\.(\d+)\.")
+_EMBEDDING: Final = "token_embd.weight"
+_OUTPUT: Final = "output.weight"
+_REPACKED_ROWS: Final = 8
+"""Kernels for repacked weights work on as many rows at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """The bytes of one layer's tensors; `experts` are those that few of the tokens need, `repacked` those that the CPU rewrites."""
+
+    bytes: int = 0
+    experts: int = 0
+    repacked: int = 0
+    repacked_experts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Elements of one row, the largest of all layers: what a step computes with.
+
+    `queries` and `keys` are those of all heads together. `experts_used` times `expert_feed_forward` are computed for each token.
+    `recurrence` is the inner width of recurrent layers, and `state` what one sequence has in such a layer.
+    """
+
+    embedding: int
+    feed_forward: int
+    queries: int
+    keys: int
+    experts_used: int = 0
+    expert_feed_forward: int = 0
+    recurrence: int = 0
+    state: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """A model by its headers. `input_bytes` is the table of embeddings, `output_bytes` the last layer; where that is the same
+    table, `output_bytes` counts what a second copy takes if it is made.
+    """
+
+    kept: KeptLayers
+    widths: Widths
+    layers: tuple[LayerWeights, ...]
+    input_bytes: int
+    output_bytes: int
+    repacked_output_bytes: int
+    is_tied: bool
+    vocabulary: int
+    merges: int
+    trained_context: int
+
+    @property
+    def weights_bytes(self) -> int:
+        """All tensors that are loaded, each once."""
+        own = 0 if self.is_tied else self.output_bytes
+        return self.input_bytes + own + sum(layer.bytes for layer in self.layers)
+
+
+def model_sizes(headers: Sequence[GgufHeader], repacked_types: frozenset[str] = frozenset()) -> ModelSizes:
+    """Return the sizes of a model of one or several files, the one with the metadata first.
+
+    `repacked_types` are the names of the weight types that this machine's CPU keeps in another order.
+    """
+    header = headers[0]
+    tensors = [tensor for each in headers for tensor in each.tensors]
+    kept = kept_layers(header)
+    blocks = [LayerWeights() for _ in kept.layers]
+    head_bytes = repacked_head = input_bytes = 0
+    for tensor in tensors:
+        repacked = tensor.size_bytes if _is_repacked(tensor, repacked_types) else 0
+        found = _BLOCK.match(tensor.name)
+        if found is not None and int(found[1]) < len(blocks):
+            blocks[int(found[1])] = _with(blocks[int(found[1])], tensor, repacked)
+        elif tensor.name == _EMBEDDING:
+            input_bytes = tensor.size_bytes
+        else:
+            head_bytes += tensor.size_bytes
+            repacked_head += repacked
+    embedding = next((tensor for tensor in tensors if tensor.name == _EMBEDDING), None)
+    is_tied = all(tensor.name != _OUTPUT for tensor in tensors)
+    if is_tied and embedding is not None:
+        head_bytes += embedding.size_bytes
+        repacked_head += embedding.size_bytes if _is_repacked(embedding, repacked_types) else 0
+    trunk = len(blocks) - _number(header, "nextn_predict_layers")
+    return ModelSizes(
+        kept=kept,
+        widths=_widths(header, kept),
+        layers=tuple(block if index < trunk else LayerWeights() for index, block in enumerate(blocks)),
+        input_bytes=input_bytes,
+        output_bytes=head_bytes,
+        repacked_output_bytes=repacked_head,
+        is_tied=is_tied,
+        vocabulary=_count(header, TOKENS_KEY),
+        merges=_count(header, _MERGES_KEY),
+        trained_context=header.context_length or 0,
+    )
+
+
+def _with(layer: LayerWeights, tensor: TensorInfo, repacked: int) -> LayerWeights:
+    is_expert = "_exps" in tensor.name
+    return LayerWeights(
+        layer.bytes + tensor.size_bytes,
+        layer.experts + (tensor.size_bytes if is_expert else 0),
+        layer.repacked + repacked,
+        layer.repacked_experts + (repacked if is_expert else 0),
+    )
+
+
+def _is_repacked(tensor: TensorInfo, types: frozenset[str]) -> bool:
+    """Whether the CPU keeps a matrix in another order (ggml_repack_get_optimal_repack_type)."""
+    return (
+        tensor.type.name in types
+        and len(tensor.shape) > 1
+        and tensor.shape[1] > 1
+        and tensor.shape[1] % _REPACKED_ROWS == 0
+    )
+
+
+def _widths(header: GgufHeader, kept: KeptLayers) -> Widths:
+    heads = _largest(header, "attention.head_count")
+    head = max(kept.head_elements, default=0)
+    return Widths(
+        embedding=_number(header, "embedding_length"),
+        feed_forward=_largest(header, "feed_forward_length"),
+        queries=heads * head,
+        keys=max((layer.key_elements for layer in kept.layers), default=0),
+        experts_used=_largest(header, "expert_used_count"),
+        expert_feed_forward=_largest(header, "expert_feed_forward_length"),
+        recurrence=_number(header, "ssm.inner_size"),
+        state=max((layer.state_elements for layer in kept.layers), default=0),
+    )
+
+
+def _number(header: GgufHeader, suffix: str) -> int:
+    return header.integer(f"{header.architecture}.{suffix}") or 0
+
+
+def _largest(header: GgufHeader, suffix: str) -> int:
+    value = header.metadata.get(f"{header.architecture}.{suffix}")
+    if isinstance(value, ArrayInfo):
+        return int(max(value.values or (0,)))
+    return _number(header, suffix)
+
+
+def _count(header: GgufHeader, key: str) -> int:
+    value = header.metadata.get(key)
+    return value.count if isinstance(value, ArrayInfo) else 0
