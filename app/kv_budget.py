@@ -12,6 +12,7 @@ from pinyon.app.kv_files import held
 from pinyon.app.settings import Folders, Settings
 from pinyon.engine.kv_folder import size_bytes
 from pinyon.models.disk import printable, private_folder
+from pinyon.models.machine.ram import read_ram
 
 MIB: Final = 1 << 20
 MAX_DISK_BYTES: Final = 10 << 30
@@ -35,7 +36,7 @@ class KvBudget(NamedTuple):
 def kv_budget(folders: Folders, settings: Settings) -> KvBudget:
     """Return what the settings and the machine allow now."""
     asked = settings.cache_ram_mib
-    ram_cap_bytes = int(psutil.virtual_memory().available * RAM_SHARE) if asked is None else asked * MIB
+    ram_cap_bytes = int(read_ram().available_bytes * RAM_SHARE) if asked is None else asked * MIB
     try:
         private_folder(folders.kv)
         return KvBudget(ram_cap_bytes, _disk_cap_bytes(folders.kv, settings), folders.kv)

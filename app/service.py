@@ -14,6 +14,7 @@ import msgspec
 
 from pinyon.app import kv_files
 from pinyon.app.ask import Ask, Chat, Prompt, RawText, RawTokens
+from pinyon.app.devices import chosen_cores
 from pinyon.app.errors import ModelSlotError
 from pinyon.app.kv_budget import KvBudget, KvClaim, kv_budget
 from pinyon.app.settings import Folders, Settings
@@ -35,8 +36,8 @@ from pinyon.engine.request import GenerateRequest, Reasoning, Text, Tokens
 from pinyon.engine.weights_digest import MEMORY_NAME, known_digest
 from pinyon.models.catalog import slug
 from pinyon.models.chat_template import ChatTemplate, Message
-from pinyon.models.devices import usable_threads
 from pinyon.models.disk import private_folder
+from pinyon.models.machine.ram import read_ram
 from pinyon.models.model_record import Record, Source
 from pinyon.models.output_parser import reasoning_tags
 from pinyon.models.store import Store
@@ -333,7 +334,9 @@ class Service:
         if self._slot is not None:
             with contextlib.suppress(EngineError, TimeoutError):
                 async with asyncio.timeout(METERS_S):
-                    return await self._slot.engine.meters()
+                    meters = await self._slot.engine.meters()
+                if meters is not None:
+                    return msgspec.structs.replace(meters, available_bytes=read_ram().available_bytes)
         return None
 
     @property
@@ -414,7 +417,7 @@ class Service:
     def _config(self, record: Record, context_tokens: int | None) -> EngineConfig:
         return EngineConfig(
             model_path=os.fsencode(record.path),
-            threads=self._settings.threads or usable_threads(),
+            threads=chosen_cores(self._settings).threads,
             context_tokens=self._settings.context if context_tokens is None else context_tokens,
             kv_ram_cap_bytes=self._kv.ram_cap_bytes,
             kv_folder=None if self._kv.folder is None else os.fsencode(self._kv.folder),

@@ -43,7 +43,7 @@ class Meters(msgspec.Struct, frozen=True):
     the latter also of requests whose prompt is still being tokenised.
 
     `kv_ram_bytes` and `kv_disk_bytes` are in blocks beside the context. Rates are as measured, 0 while unknown. `rss_bytes` is
-    the engine process', `available_bytes` what this machine could still give to programs. `curve` is what steps cost here.
+    the engine process', `available_bytes` what this machine could still give to programs, which the service adds. `curve` is what steps cost here.
     """
 
     cells: int = 0

@@ -20,6 +20,7 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
+from pinyon.engine.device import Device, DeviceKind
 from pinyon.engine.errors import BindingError, DoesNotFitError, ModelLoadError, NativeError
 from pinyon.engine.meters import Vram
 
@@ -33,6 +34,7 @@ _DEVICE_FUNCTIONS: Final = (
     ("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t),
     ("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p),
     ("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p),
+    ("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p),
     (
         "ggml_backend_dev_memory",
         None,
@@ -42,8 +44,6 @@ _DEVICE_FUNCTIONS: Final = (
     ),
 )
 """Functions of ggml-backend.h: name, type of the result, types of the arguments."""
-_GPU_TYPES: Final = {1, 2}
-"""A GPU, and one that is a part of the CPU."""
 
 Logits: TypeAlias = NDArray[np.float32]
 """Shape (rows, vocabulary), or (vocabulary,) for one row. A view of native memory, valid until the next decode."""
@@ -105,22 +105,35 @@ class NativeLog:
         return "; ".join(dict.fromkeys(lines)) or "llama.cpp gave no reason"
 
 
-def video_memory(ggml: ctypes.CDLL = lib._lib) -> tuple[Vram, ...]:  # noqa: SLF001  the binding has no functions for devices
-    """Return what all programs together use of the devices that are GPUs."""
+def backend_devices(ggml: ctypes.CDLL = lib._lib) -> tuple[Device, ...]:  # noqa: SLF001  the binding has no functions for devices
+    """Return every device that ggml has a backend for. Being asked for the first time, it starts their drivers."""
     if not hasattr(ggml, "ggml_backend_dev_count"):  # Windows does not look into the libraries that this one needs
         return ()
     for name, result, *arguments in _DEVICE_FUNCTIONS:
         function = getattr(ggml, name)
         function.restype, function.argtypes = result, arguments
-    found = []
-    for index in range(ggml.ggml_backend_dev_count()):
-        device = ggml.ggml_backend_dev_get(index)
-        if ggml.ggml_backend_dev_type(device) in _GPU_TYPES:
-            free, total = ctypes.c_size_t(), ctypes.c_size_t()
-            ggml.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
-            name = ggml.ggml_backend_dev_name(device).decode("utf-8", "replace")
-            found.append(Vram(name, total.value - free.value, total.value))
-    return tuple(found)
+    return tuple(_device(ggml, ggml.ggml_backend_dev_get(index)) for index in range(ggml.ggml_backend_dev_count()))
+
+
+def _device(ggml: ctypes.CDLL, handle: int) -> Device:
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    ggml.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
+    return Device(
+        name=ggml.ggml_backend_dev_name(handle).decode("utf-8", "replace"),
+        description=ggml.ggml_backend_dev_description(handle).decode("utf-8", "replace"),
+        kind=DeviceKind(ggml.ggml_backend_dev_type(handle)),
+        free_bytes=free.value,
+        total_bytes=total.value,
+    )
+
+
+def video_memory() -> tuple[Vram, ...]:
+    """Return what all programs together use of the devices that are GPUs."""
+    return tuple(
+        Vram(device.name, device.total_bytes - device.free_bytes, device.total_bytes)
+        for device in backend_devices()
+        if device.kind.is_gpu
+    )
 
 
 class Model:

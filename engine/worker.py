@@ -42,7 +42,7 @@ from pinyon.engine.events import Finished, FinishReason, Timings, Usage
 from pinyon.engine.file_system import FileSystem
 from pinyon.engine.kv_folder import DiskTier, open_tier
 from pinyon.engine.loader import LoadedEngine, load_engine
-from pinyon.engine.memory_use import available_bytes, resident_bytes
+from pinyon.engine.memory_use import resident_bytes
 from pinyon.engine.meters import Meters
 from pinyon.engine.native import NativeLog, video_memory
 from pinyon.engine.protocol import (
@@ -280,7 +280,6 @@ class Worker:
             meters,
             waiting=meters.waiting + preparing,
             rss_bytes=resident_bytes(),
-            available_bytes=available_bytes(),
             vram=video_memory(),
         )
 

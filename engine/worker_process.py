@@ -308,7 +308,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
 
     def _cause(self) -> str:
         """Say how the process ended and what it said last. Must not fail: every stream waits for its last event."""
-        return f"{self._fault}{_exit_text(self._transport.get_returncode())}; its log {_last_line(self._log)}"
+        return f"{self._fault}{exit_text(self._transport.get_returncode())}; its log {_last_line(self._log)}"
 
 
 class _AtOnce(asyncio.Protocol):
@@ -336,7 +336,8 @@ def _last_line(log: BinaryIO) -> str:
     return "ends with: " + next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
 
 
-def _exit_text(status: int | None) -> str:
+def exit_text(status: int | None) -> str:
+    """Return how a process ended, from its exit status: negative ones are signals."""
     if status is None or status >= 0:
         return f"exit status {status}"
     try:

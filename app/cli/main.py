@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "list": "pinyon.app.cli.list",
     "rm": "pinyon.app.cli.rm",
     "serve": "pinyon.app.cli.serve",
+    "devices": "pinyon.app.cli.devices",
     "ps": "pinyon.app.cli.ps",
     "stop": "pinyon.app.cli.stop",
     "cache": "pinyon.app.cli.cache",

@@ -21,8 +21,8 @@ def folders(tmp_path):
 @pytest.fixture
 def machine(monkeypatch):
     """What the machine says of itself; the test may change it."""
-    found = SimpleNamespace(available=8 * GIB, free=50 * GIB, total=100 * GIB, is_removable=False)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: found)
+    found = SimpleNamespace(available_bytes=8 * GIB, free=50 * GIB, total=100 * GIB, is_removable=False)
+    monkeypatch.setattr(kv_budget, "read_ram", lambda: found)
     monkeypatch.setattr(psutil, "disk_usage", lambda _path: found)
     monkeypatch.setattr(kv_budget, "_is_removable", lambda _folder: found.is_removable)
     return found

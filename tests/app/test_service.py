@@ -184,6 +184,7 @@ async def test_meters_are_there_while_a_model_is(service, tiny, monkeypatch):
     await service.load(str(tiny))
     meters = await service.meters()
     assert (meters.cells, meters.running) == (256, 0)
+    assert meters.available_bytes > 0
     monkeypatch.setattr("pinyon.app.service.METERS_S", 0.0)
     assert await service.meters() is None, "an engine in the middle of a long step is not waited for"
 

@@ -13,7 +13,7 @@ import msgspec
 from common import finish, parse_arguments, say
 from serving import Server, llama_server, pinyon_server
 
-from pinyon.models.devices import usable_threads
+from pinyon.models.machine.cores import usable_threads
 
 CONVERSATIONS = 6
 TURNS = 10

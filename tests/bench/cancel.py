@@ -23,7 +23,7 @@ from pinyon.engine.config import EngineConfig
 from pinyon.engine.loader import load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
-from pinyon.models.devices import usable_threads
+from pinyon.models.machine.cores import usable_threads
 
 STREAMS = 1000
 AT_ONCE = 80

@@ -16,7 +16,7 @@ from pinyon.engine.kv_folder import open_tier
 from pinyon.engine.loader import load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
-from pinyon.models.devices import usable_threads
+from pinyon.models.machine.cores import usable_threads
 
 PROMPT_TOKENS = 66
 CAP_BYTES = 200 << 20

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from common import finish, parse_arguments, say
 
-from pinyon.models.devices import usable_threads
+from pinyon.models.machine.cores import usable_threads
 
 PROMPT = "Explain in one sentence why the sky is blue."
 RENDERED = (

@@ -16,7 +16,7 @@ from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
 from pinyon.engine.shared_kv import SharedKv
-from pinyon.models.devices import usable_threads
+from pinyon.models.machine.cores import usable_threads
 
 PROMPT_TOKENS = 4000
 CAP_BYTES = 4 << 30

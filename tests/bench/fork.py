@@ -13,7 +13,7 @@ from pinyon.engine.events import Finished
 from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
-from pinyon.models.devices import usable_threads
+from pinyon.models.machine.cores import usable_threads
 
 PREFIX_TOKENS = 4000
 TAIL_TOKENS = 20

@@ -15,7 +15,7 @@ from pathlib import Path
 from common import finish, paired_ratio, parse_arguments, say
 from serving import Server, Streamed, llama_server, pinyon_server, wave
 
-from pinyon.models.devices import usable_threads
+from pinyon.models.machine.cores import usable_threads
 
 CLIENTS = (1, 8)
 ANSWER_TOKENS = 128

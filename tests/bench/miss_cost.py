@@ -20,7 +20,7 @@ from pinyon.engine.kv_folder import open_tier
 from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
-from pinyon.models.devices import usable_threads
+from pinyon.models.machine.cores import usable_threads
 
 PROMPT_TOKENS = 512
 CAP_BYTES = 1 << 30

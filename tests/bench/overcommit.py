@@ -22,7 +22,7 @@ from pinyon.engine.config import EngineConfig, Limits
 from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
-from pinyon.models.devices import usable_threads
+from pinyon.models.machine.cores import usable_threads
 
 REQUESTS = 16
 PROMPT_TOKENS, ANSWER_TOKENS = 128, 128

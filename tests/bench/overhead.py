@@ -17,7 +17,7 @@ from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import Context, NativeLog
 from pinyon.engine.request import GenerateRequest, SamplingParams, Text
 from pinyon.engine.sampler import Sampler
-from pinyon.models.devices import usable_threads
+from pinyon.models.machine.cores import usable_threads
 
 BATCHES = (1, 8)
 STEPS = 200

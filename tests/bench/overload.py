@@ -16,7 +16,7 @@ import httpx
 from common import finish, parse_arguments, say
 from serving import Server, llama_server, pinyon_server, streamed_or_refused
 
-from pinyon.models.devices import usable_threads
+from pinyon.models.machine.cores import usable_threads
 
 DEADLINE_S = 5.0
 SECONDS = 60.0

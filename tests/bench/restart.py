@@ -17,7 +17,7 @@ import psutil
 from common import finish, parse_arguments, say
 from serving import Server, llama_server, pinyon_server, wave
 
-from pinyon.models.devices import usable_threads
+from pinyon.models.machine.cores import usable_threads
 
 DOCUMENT_WORDS = 7900
 CONTEXT_TOKENS = 9216

@@ -19,7 +19,7 @@ from pinyon.engine.events import Chunk, Failed, Finished
 from pinyon.engine.grammar import json_schema
 from pinyon.engine.grammar_check import GrammarChecker
 from pinyon.engine.request import GenerateRequest, Grammar, SamplingParams, Text
-from pinyon.models.devices import usable_threads
+from pinyon.models.machine.cores import usable_threads
 
 BATCHES = (1, 8)
 ANSWER_TOKENS = 128

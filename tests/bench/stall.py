@@ -22,7 +22,7 @@ from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
 from pinyon.engine.step_budget import Step, StepBudget
-from pinyon.models.devices import usable_threads
+from pinyon.models.machine.cores import usable_threads
 
 READERS = 4
 PROMPT_TOKENS = 8000

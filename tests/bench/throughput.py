@@ -17,7 +17,7 @@ from pinyon.engine.client import EngineClient
 from pinyon.engine.config import MAX_SEQUENCES, EngineConfig
 from pinyon.engine.events import Failed, Finished, FinishReason
 from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
-from pinyon.models.devices import usable_threads
+from pinyon.models.machine.cores import usable_threads
 
 BATCHES = (1, 4, 8, 16)
 ANSWER_TOKENS = 32

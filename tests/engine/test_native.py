@@ -13,6 +13,7 @@ from tiny_models import TAG, TURN_END, VOCABULARY, write_tiny_llama
 
 from pinyon.engine import native
 from pinyon.engine.config import MAX_BATCH_ROWS
+from pinyon.engine.device import Device, DeviceKind
 from pinyon.engine.engine import Prepared
 from pinyon.engine.errors import BindingError, ModelLoadError, NativeError
 from pinyon.engine.events import Finished, FinishReason
@@ -71,29 +72,45 @@ def test_a_file_that_is_no_model_is_refused_with_llama_cpp_s_reason(tmp_path):
         Model(path, NativeLog(io.StringIO()), lambda _fraction: True)
 
 
-def test_video_memory_is_that_of_the_gpus():
+@pytest.fixture
+def ggml():
+    """A CPU, a GPU, one that is a part of a CPU, and an accelerator."""
+
     def memory(device, free, total):
         free._obj.value, total._obj.value = 100 * device, 1000
 
-    ggml = SimpleNamespace(  # a CPU, a GPU, one that is a part of a CPU, and an accelerator
+    return SimpleNamespace(
         ggml_backend_dev_count=lambda: 4,
         ggml_backend_dev_get=lambda index: index,
         ggml_backend_dev_type=lambda device: device,
         ggml_backend_dev_name=lambda device: b"GPU%d" % device,
+        ggml_backend_dev_description=lambda device: b"number %d \xff" % device,
         ggml_backend_dev_memory=memory,
     )
-    assert native.video_memory(ggml) == (Vram("GPU1", 900, 1000), Vram("GPU2", 800, 1000))
+
+
+def test_devices_are_all_that_ggml_has(ggml):
+    kinds = (DeviceKind.CPU, DeviceKind.GPU, DeviceKind.INTEGRATED_GPU, DeviceKind.ACCELERATOR)
+    assert native.backend_devices(ggml) == tuple(
+        Device(f"GPU{number}", f"number {number} \ufffd", kind, 100 * number, 1000) for number, kind in enumerate(kinds)
+    )
+
+
+def test_video_memory_is_that_of_the_gpus(ggml, monkeypatch):
+    found = native.backend_devices(ggml)
+    monkeypatch.setattr(native, "backend_devices", lambda: found)
+    assert native.video_memory() == (Vram("GPU1", 900, 1000), Vram("GPU2", 800, 1000))
 
 
 def test_where_devices_cannot_be_asked_for_none_are_told():
-    assert native.video_memory(SimpleNamespace()) == ()
+    assert native.backend_devices(SimpleNamespace()) == ()
 
 
-def test_the_binding_can_be_asked_about_devices(monkeypatch):
-    monkeypatch.setattr(native, "_GPU_TYPES", {0})  # of which there is none here: the CPU stands in for one
-    (device,) = native.video_memory()
-    assert device.device
-    assert device.total_bytes > 1 << 20
+def test_the_binding_can_be_asked_about_devices():
+    cpu = next(device for device in native.backend_devices() if device.kind is DeviceKind.CPU)
+    assert cpu.name
+    assert cpu.description
+    assert cpu.total_bytes > 1 << 20
 
 
 def test_a_load_can_be_stopped(tiny):
@@ -141,6 +158,10 @@ def test_rows_reach_llama_cpp_with_their_token_position_and_sequence(context):
     # The same tokens in two decodes: other row counts, so close and not equal.
     decode(context, [10, 11], sequence=3)
     assert np.allclose(decode(context, [12], sequence=3, start=2), alone, atol=1e-3)
+
+
+def test_prompts_are_computed_with_as_many_threads_as_answers(context):
+    assert native.lib.llama_n_threads(context._handle) == native.lib.llama_n_threads_batch(context._handle) == 2
 
 
 def test_a_wrong_position_is_refused(context):

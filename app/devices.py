@@ -1,0 +1,39 @@
+"""What this machine has for models, put together: memory and cores from the system, GPUs from llama.cpp."""
+
+import dataclasses
+import platform
+import sys
+
+from pinyon.app.settings import Settings
+from pinyon.engine.device import Device, DeviceKind
+from pinyon.engine.device_probe import probe_devices
+from pinyon.engine.errors import EngineError
+from pinyon.models.machine.cores import Cores, read_cores
+from pinyon.models.machine.devices import Devices, Gpu
+from pinyon.models.machine.ram import read_ram
+
+
+def this_machine(settings: Settings) -> Devices:
+    """Return what there is now. Takes half a second, more with drivers to start; where they fail, `gpu_fault` says so."""
+    ram, cores = read_ram(), chosen_cores(settings)
+    try:
+        found = probe_devices()
+    except EngineError as error:
+        return Devices(ram, cores, (), gpus_from="llama.cpp could not be asked", build="", gpu_fault=str(error))
+    gpus = tuple(_gpu(device) for device in found.devices if device.kind.is_gpu)
+    return Devices(ram, cores, gpus, gpus_from="llama.cpp, as it was built", build=found.build)
+
+
+def chosen_cores(settings: Settings) -> Cores:
+    """Return the cores, and how many threads compute: the setting's, else what suits them."""
+    cores = read_cores()
+    if settings.threads is None:
+        return cores
+    return dataclasses.replace(cores, threads=settings.threads, threads_from="the setting threads")
+
+
+def _gpu(device: Device) -> Gpu:
+    # Metal calls all its devices GPUs, and those of Apple's own chips have no memory of their own.
+    is_apple_chip = sys.platform == "darwin" and platform.machine() == "arm64"
+    shares_ram = is_apple_chip or device.kind is DeviceKind.INTEGRATED_GPU
+    return Gpu(device.name, device.description, device.free_bytes, device.total_bytes, shares_ram)
