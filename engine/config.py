@@ -1,21 +1,18 @@
 """How to load one model, and what the loaded engine tells about itself."""
 
+from typing import Final, Literal, TypeAlias
+
 import msgspec
 
 from pinyon.engine.errors import DoesNotFitError
 from pinyon.engine.request import SamplingParams
 
 DEFAULT_CONTEXT_TOKENS = 8192
-SEQUENCE_IDS = 64
-MAX_SEQUENCES = SEQUENCE_IDS - 1
-"""Blocks of KV are moved through the last id. With a sliding window half of the sequences only guard the other half."""
-MAX_STATEFUL_SEQUENCES = 8
-"""For recurrent and hybrid models, and small windows: they allocate a full state per sequence id."""
 LONG_TEXT_CHARS = 1 << 15
 """Some tokenizers take seconds from here on."""
-MIN_BATCH_ROWS, MAX_BATCH_ROWS = 128, 512
-"""What a step can hold: all decoding rows, and a prompt's where nobody waits for it; the less the smaller the context is."""
-
+KvType: TypeAlias = Literal["f16", "q8_0", "q4_0"]
+"""How keys and values are stored."""
+ALL_LAYERS: Final = -1
 
 ANSWER_WITHIN_S = 45
 """Some native calls take long, and nothing can look into them: the first pages of a large model from a slow disk."""
@@ -50,6 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     `context_tokens` None means what the model was trained for, at most DEFAULT_CONTEXT_TOKENS. `kv_ram_cap_bytes` is the
     room for blocks of KV beside the context; in `kv_folder`, a path in bytes, they may take `kv_disk_cap_bytes` more. Without
     `full_window`, layers with a sliding window keep just its cells where that takes less memory; fewer requests run at once then.
+    The last `gpu_layers` layers go to GPUs where there are any, the output as one of them; of the first `cpu_expert_layers` layers the experts stay in RAM.
     An engine that gives no sign of life for `answer_within_s` is killed, and started again. What steps cost is kept in
     `calibration_folder` if KV is kept on disk: only then is the weights' digest known.
     """
@@ -61,6 +59,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     kv_folder: bytes | None = None
     kv_disk_cap_bytes: int = 0
     full_window: bool = True
+    kv_type: KvType = "f16"
+    gpu_layers: int = ALL_LAYERS
+    cpu_expert_layers: int = 0
     calibration_folder: bytes | None = None
     limits: Limits = Limits()
     answer_within_s: float = ANSWER_WITHIN_S

@@ -8,21 +8,17 @@ from typing import NamedTuple
 import msgspec
 
 from pinyon.engine.admission import Admission
-from pinyon.engine.block import BLOCK_TOKENS
 from pinyon.engine.block_store import BlockStore
 from pinyon.engine.calibration import Calibration
 from pinyon.engine.checkpoints import Checkpoints
 from pinyon.engine.config import (
     DEFAULT_CONTEXT_TOKENS,
-    MAX_BATCH_ROWS,
-    MAX_STATEFUL_SEQUENCES,
-    MIN_BATCH_ROWS,
-    SEQUENCE_IDS,
     EngineConfig,
     EngineInfo,
     check_context,
 )
 from pinyon.engine.constraint import GrammarCompiler
+from pinyon.engine.context_shape import ContextShape, context_shape
 from pinyon.engine.cost_model import CostModel
 from pinyon.engine.engine import Engine
 from pinyon.engine.errors import InvalidRequestError, ModelLoadError
@@ -64,16 +60,18 @@ def load_engine(
     """
     build = check_binding()
     identity = file_identity(path) if path.exists() else ""  # what is not there, the model's loading will tell
-    model = Model(path, log, on_progress)
+    model = Model(path, log, on_progress, gpu_layers=config.gpu_layers, cpu_expert_layers=config.cpu_expert_layers)
     if not model.generates_text:
         raise ModelLoadError(
             f"cannot use {shown(path)}: it is an embedding, encoder-decoder or diffusion model, not a text generator"
         )
     context_tokens = _context_tokens(config, model)
-    batch_rows = _batch_rows(context_tokens)
-    full_window = config.full_window or not _is_window_small(model.window, batch_rows, context_tokens)
-    needs_checkpoints = model.keeps_state_per_sequence or not full_window
-    ids = MAX_STATEFUL_SEQUENCES if needs_checkpoints else SEQUENCE_IDS
+    shape = context_shape(
+        context_tokens,
+        window=model.window,
+        has_state=model.keeps_state_per_sequence,
+        full_window=config.full_window,
+    )
     vocab = Vocab(model.vocabulary)
     with ThreadPoolExecutor(1) as beside:  # the walk through a large vocabulary takes as long as making the context
         beside.submit(lambda: vocab.control_strings)
@@ -81,21 +79,20 @@ def load_engine(
             model,
             log,
             cells=context_tokens,
-            sequence_ids=ids,
-            batch_rows=batch_rows,
+            sequence_ids=shape.sequence_ids,
+            batch_rows=shape.batch_rows,
             threads=config.threads,
-            full_window=full_window,
+            full_window=shape.full_window,
+            kv_type=config.kv_type,
         )
-    guarded_window = 0 if needs_checkpoints else model.window
+    guarded_window = 0 if shape.needs_checkpoints else model.window
     costs = CostModel()
-    cells, kv = _shared_kv(
-        config, context, costs, context_tokens, ids, guarded_window, needs_checkpoints=needs_checkpoints
-    )
-    budget = StepBudget(costs, max_rows=batch_rows, stall_s=config.limits.stall_s)
+    cells, kv = _shared_kv(config, context, costs, context_tokens, shape, guarded_window)
+    budget = StepBudget(costs, max_rows=shape.batch_rows, stall_s=config.limits.stall_s)
     scheduler = Scheduler(kv, budget, config.limits)
     admission = Admission(scheduler, kv, costs, budget, config.limits)
     grammars = GrammarCompiler(model.vocabulary, vocab.eog_tokens)
-    runner = Runner(context, batch_rows, cells.ids_of)
+    runner = Runner(context, shape.batch_rows, cells.ids_of)
     engine = Engine(
         vocab,
         runner,
@@ -105,7 +102,7 @@ def load_engine(
         costs,
         context_tokens,
         grammars.compile,
-        Calibration(context, costs, ids - 1),
+        Calibration(context, costs, shape.sequence_ids - 1),
     )
     info = _info(build, model, vocab, context_tokens, config.threads)
     return LoadedEngine(engine, vocab, context, model, info, identity)
@@ -129,38 +126,21 @@ def _info(build: str, model: Model, vocab: Vocab, context_tokens: int, threads: 
 
 
 def _shared_kv(
-    config: EngineConfig,
-    context: Context,
-    costs: CostModel,
-    context_tokens: int,
-    ids: int,
-    window: int,
-    *,
-    needs_checkpoints: bool,
+    config: EngineConfig, context: Context, costs: CostModel, context_tokens: int, shape: ContextShape, window: int
 ) -> tuple[KvCells, SharedKv]:
+    scratch = shape.sequence_ids - 1
     cells = KvCells(
         context,
         cells=context_tokens,
-        sequence_ids=(ids - 1) // 2 if window else ids - 1,
+        sequence_ids=scratch // 2 if window else scratch,
         window=window,
-        needs_checkpoints=needs_checkpoints,
+        needs_checkpoints=shape.needs_checkpoints,
         before_drop=lambda leaf: blocks.save_all_of(leaf),  # noqa: PLW0108  there are none yet
     )
     store = BlockStore(config.kv_ram_cap_bytes, awaits_disk=config.kv_folder is not None)
-    scratch = ids - 1
-    checkpoints = Checkpoints(context, store, costs, scratch) if needs_checkpoints else None
+    checkpoints = Checkpoints(context, store, costs, scratch) if shape.needs_checkpoints else None
     blocks = KvBlocks(context, cells, store, costs, scratch, checkpoints)
     return cells, SharedKv(cells, blocks, store, costs)
-
-
-def _batch_rows(context_tokens: int) -> int:
-    """Return how many rows a step can hold, a multiple of a block."""
-    return min(max(context_tokens // 4 // BLOCK_TOKENS * BLOCK_TOKENS, MIN_BATCH_ROWS), MAX_BATCH_ROWS)
-
-
-def _is_window_small(window: int, batch_rows: int, context_tokens: int) -> bool:
-    """Whether what llama.cpp keeps of a window for each sequence is less, all together, than the whole context."""
-    return window > 0 and window * MAX_STATEFUL_SEQUENCES + batch_rows < context_tokens
 
 
 def _context_tokens(config: EngineConfig, model: Model) -> int:

@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, TextIO, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TextIO, TypeAlias
 
 import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
+from pinyon.engine.config import ALL_LAYERS, KvType
 from pinyon.engine.device import Device, DeviceKind
 from pinyon.engine.errors import BindingError, DoesNotFitError, ModelLoadError, NativeError
 from pinyon.engine.meters import Vram
@@ -136,14 +137,42 @@ def video_memory() -> tuple[Vram, ...]:
     )
 
 
+class _TensorRule(ctypes.Structure):
+    """llama_model_tensor_buft_override, which the binding lacks: where tensors go whose names match."""
+
+    _fields_: ClassVar = [("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p)]
+
+
+def _experts_in_ram(layers: int) -> ctypes.Array[_TensorRule]:
+    """Return the rule by which the experts of the first `layers` layers stay in RAM; an empty one ends the list."""
+    buffer_type = lib._lib.ggml_backend_cpu_buffer_type  # noqa: SLF001  the binding has no functions for buffers
+    buffer_type.restype = ctypes.c_void_p
+    numbers = "|".join(map(str, range(layers)))
+    pattern = rf"blk\.({numbers})\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+    return (_TensorRule * 2)(_TensorRule(pattern.encode(), buffer_type()))
+
+
 class Model:
     """Loaded weights and vocabulary.
 
-    `on_progress` is called with 0..1 while loading; when it returns False the load stops with ModelLoadError.
+    `on_progress` is called with 0..1 while loading; when it returns False the load stops with ModelLoadError. The last
+    `gpu_layers` layers go to GPUs where there are any; of the first `cpu_expert_layers` layers the experts stay in RAM.
     """
 
-    def __init__(self, path: Path, log: NativeLog, on_progress: Callable[[float], bool]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        log: NativeLog,
+        on_progress: Callable[[float], bool],
+        *,
+        gpu_layers: int = ALL_LAYERS,
+        cpu_expert_layers: int = 0,
+    ) -> None:
         params = lib.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers
+        rules = _experts_in_ram(cpu_expert_layers) if cpu_expert_layers else None
+        if rules is not None:
+            params.tensor_buft_overrides = ctypes.addressof(rules)
         params.progress_callback = lib.llama_progress_callback(lambda progress, _user_data: on_progress(progress))
         lib.llama_backend_init()
         self._handle = lib.llama_model_load_from_file(os.fsencode(path), params)
@@ -310,8 +339,6 @@ class RowBuffer:
         return len(self.tokens)
 
 
-KvType: TypeAlias = Literal["f16", "q8_0", "q4_0"]
-"""How keys and values are stored."""
 _GGML_TYPES: Final[dict[KvType, int]] = {"f16": 1, "q8_0": 8, "q4_0": 2}
 """enum ggml_type."""
 _BYTES = ctypes.POINTER(ctypes.c_uint8)

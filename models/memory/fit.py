@@ -1,7 +1,7 @@
 """Chooses context, type of KV and places of layers so that a model fits into what is free, and says what was given up for that.
 
-In the order in which a person would: the context asked for, else a smaller one, else KV in eight bits, else experts and then layers in RAM
-instead of on the GPU, else nothing, with what would have to change.
+In the order in which a person would: the context asked for, with small windows where the model has windows, else a smaller one, else KV in
+eight bits, else experts and then layers in RAM instead of on the GPU, else nothing, with what would have to change.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +19,8 @@ SMALL_CONTEXT: Final = 4_096
 PLENTY: Final = 8
 """A model that needs this part of what is free with its whole context gets that."""
 
-Shape = Callable[[int, ModelSizes], KvChoice]
-"""How an engine lays out a context of so many tokens: sequences, rows of a batch, windows."""
+Shape = Callable[[int, ModelSizes, bool], KvChoice]
+"""How an engine lays out a context of so many tokens, with full windows or not: sequences, rows of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class Wish:
 class Kind(StrEnum):
     """What was given up."""
 
+    WINDOW = "window"
     CONTEXT = "context"
     KV_TYPE = "kv_type"
     EXPERTS = "experts"
@@ -89,7 +90,7 @@ def largest_context(
 ) -> int:
     """Return how many tokens of context fit, up to those that the model was trained for; 0 where not even the smallest one does."""
     search = _Search(sizes, budget, shape, Wish(gpu_layers=gpu_layers))
-    return search.largest(sizes.trained_context, kv_type, search.placements()[0]) or 0
+    return search.widest(sizes.trained_context, kv_type, search.placements()[0]).kv.cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +110,31 @@ class _Search:
     def fit(self) -> Fit:
         wanted = self._wanted_context()
         smallest = min(wanted, SMALL_CONTEXT)
-        first = self.placements()[0]
-        for placement in self.placements():
+        placements = self.placements()
+        for placement in placements:
             for kv_type in self._types():
-                if (context := self.largest(wanted, kv_type, placement)) is not None and context >= smallest:
-                    plan = self._plan(context, kv_type, placement)
-                    return Fit(plan, wanted, tuple(self._compromises(plan, wanted, first)))
-        plan = self._plan(smallest, self._types()[-1], self.placements()[-1])
+                found = self.widest(wanted, kv_type, placement)
+                if found.kv.cells >= smallest:
+                    return self._fit(found, wanted, placements[0])
+        windows, kinds = self._windows(), self._types()
+        return self._fit(self._choice(smallest, kinds[-1], placements[-1], windows[-1]), wanted, placements[0])
+
+    def _fit(self, choice: Choice, wanted: int, first: _Placement) -> Fit:
+        plan = memory_plan(self._sizes, choice, self._gpus)
         lacking = tuple(
             (need.device, need.total_bytes - self._budget.of(need.device))
             for need in plan.devices
             if need.total_bytes > self._budget.of(need.device)
         )
-        return Fit(plan, wanted, tuple(self._compromises(plan, wanted, first)), lacking)
+        return Fit(plan, wanted, tuple(self._compromises(choice, wanted, first)), lacking)
+
+    def widest(self, wanted: int, kv_type: KvType, placement: _Placement) -> Choice:
+        """Return the choice with the largest context that fits, at most what is wanted, with full windows if that costs nothing of it."""
+        found = [
+            self._choice(self._largest(wanted, kv_type, placement, full), kv_type, placement, full)
+            for full in self._windows()
+        ]
+        return max(found, key=lambda choice: (choice.kv.cells, choice.kv.full_window))
 
     def placements(self) -> Sequence[_Placement]:
         """Return where layers may go, the best first: all on the GPUs, then with fewer experts there, then with fewer layers."""
@@ -130,32 +143,35 @@ class _Search:
         if not self._gpus or asked == 0:
             return (_Placement(0, 0),)
         most = layers + 1 if asked is None else min(asked, layers + 1)
-        with_experts = sum(layer.experts > 0 for layer in self._sizes.layers)
+        with_experts = layers if any(layer.experts for layer in self._sizes.layers) else 0
         by_experts = [_Placement(most, kept) for kept in range(with_experts + 1)]
         if asked is not None:
             return by_experts
         return [*by_experts, *(_Placement(fewer, with_experts) for fewer in range(most - 1, -1, -1))]
 
-    def largest(self, wanted: int, kv_type: KvType, placement: _Placement) -> int | None:
-        """Return the largest context that fits, at most what is wanted, in steps of the padding; None where none does."""
-        if self._fits(wanted, kv_type, placement):
+    def _largest(self, wanted: int, kv_type: KvType, placement: _Placement, full_window: bool) -> int:
+        """Return the largest context that fits, at most what is wanted, in steps of the padding; 0 where none does."""
+        if self._fits(self._choice(wanted, kv_type, placement, full_window)):
             return wanted
         low, high = 0, -(-wanted // CELL_PADDING)  # in paddings: low fits or is nothing, high does not
         while high - low > 1:
             middle = (low + high) // 2
-            if self._fits(middle * CELL_PADDING, kv_type, placement):
+            if self._fits(self._choice(middle * CELL_PADDING, kv_type, placement, full_window)):
                 low = middle
             else:
                 high = middle
-        return low * CELL_PADDING or None
+        return low * CELL_PADDING
 
-    def _fits(self, context: int, kv_type: KvType, placement: _Placement) -> bool:
-        plan = self._plan(context, kv_type, placement)
+    def _fits(self, choice: Choice) -> bool:
+        plan = memory_plan(self._sizes, choice, self._gpus)
         return all(need.total_bytes <= self._budget.of(need.device) for need in plan.devices)
 
-    def _plan(self, context: int, kv_type: KvType, placement: _Placement) -> MemoryPlan:
-        kv = replace(self._shape(context, self._sizes), type=kv_type)
-        return memory_plan(self._sizes, Choice(kv, placement.gpu_layers, placement.cpu_expert_layers), self._gpus)
+    def _choice(self, context: int, kv_type: KvType, placement: _Placement, full_window: bool) -> Choice:
+        kv = replace(self._shape(context, self._sizes, full_window), type=kv_type)
+        return Choice(kv, placement.gpu_layers, placement.cpu_expert_layers)
+
+    def _windows(self) -> Sequence[bool]:
+        return (True, False) if self._sizes.kept.window else (True,)
 
     def _wanted_context(self) -> int:
         trained = self._sizes.trained_context
@@ -163,7 +179,8 @@ class _Search:
             return self._wish.context_tokens
         if trained <= USUAL_CONTEXT:
             return trained
-        whole = self._plan(trained, self._types()[0], self.placements()[0])
+        choice = self._choice(trained, self._types()[0], self.placements()[0], True)
+        whole = memory_plan(self._sizes, choice, self._gpus)
         is_plenty = all(PLENTY * need.total_bytes <= self._budget.of(need.device) for need in whole.devices)
         return trained if is_plenty else USUAL_CONTEXT
 
@@ -172,8 +189,11 @@ class _Search:
             return (self._wish.kv_type,)
         return [kind for kind in (KvType.F16, KvType.Q8_0) if kind in possible_types(self._sizes.kept)]
 
-    def _compromises(self, plan: MemoryPlan, wanted: int, first: _Placement) -> Iterator[Compromise]:
-        choice = plan.choice
+    def _compromises(self, choice: Choice, wanted: int, first: _Placement) -> Iterator[Compromise]:
+        if not choice.kv.full_window:
+            yield Compromise(
+                Kind.WINDOW, f"windowed layers keep their window only: {choice.kv.sequences - 1} answers at once"
+            )
         if choice.kv.cells < wanted:
             asked = "asked for" if self._wish.context_tokens is not None else "usual"
             yield Compromise(Kind.CONTEXT, f"a context of {choice.kv.cells:,} tokens instead of the {asked} {wanted:,}")

@@ -27,7 +27,9 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What can be chosen: the context, how many layers go to GPUs (the output counts as one), and of how many of them the experts stay in RAM."""
+    """What can be chosen: the context, how many of the last layers go to GPUs, the output as one of them,
+    and of how many of the first ones the experts stay in RAM.
+    """
 
     kv: KvChoice
     gpu_layers: int = 0
@@ -92,14 +94,11 @@ def memory_plan(sizes: ModelSizes, choice: Choice, gpus: Sequence[Gpu] = ()) -> 
     places = _places(len(sizes.layers), choice.gpu_layers, gpus)
     sums = [_Sum() for _ in range(1 + len(gpus))]
     kv = layer_bytes(sizes.kept, choice.kv)
-    experts_left = choice.cpu_expert_layers
     for index, layer in enumerate(sizes.layers):
         place = places[index]
         sums[place].layers.append(index)
         sums[place].kv += kv[index]
-        keeps_experts = place != 0 and layer.experts > 0 and experts_left > 0
-        experts_left -= keeps_experts
-        _add_layer(sums, place, layer, keeps_experts=keeps_experts)
+        _add_layer(sums, place, layer, keeps_experts=index < choice.cpu_expert_layers)
     _add_ends(sums, sizes, places[-1])
     return MemoryPlan(
         choice,
@@ -124,12 +123,12 @@ def _places(layers: int, gpu_layers: int, gpus: Sequence[Gpu]) -> list[int]:
 
 
 def _add_layer(sums: list[_Sum], place: int, layer: LayerWeights, *, keeps_experts: bool) -> None:
+    """Add a layer's weights; experts that stay in RAM for a layer elsewhere are not rewritten."""
     moved = layer.experts if keeps_experts else 0
     sums[place].weights += layer.bytes - moved
-    if place == 0:
-        sums[0].repacked += layer.repacked
     sums[0].weights += moved
-    sums[0].repacked += layer.repacked_experts if keeps_experts else 0
+    if place == 0:
+        sums[0].repacked += layer.repacked - (layer.repacked_experts if keeps_experts else 0)
 
 
 def _add_ends(sums: list[_Sum], sizes: ModelSizes, output_place: int) -> None:

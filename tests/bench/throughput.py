@@ -14,7 +14,8 @@ from bare import BareModel, sampler_chain
 from common import finish, paired_ratio, parse_arguments, say
 
 from pinyon.engine.client import EngineClient
-from pinyon.engine.config import MAX_SEQUENCES, EngineConfig
+from pinyon.engine.config import EngineConfig
+from pinyon.engine.context_shape import MAX_SEQUENCES
 from pinyon.engine.events import Failed, Finished, FinishReason
 from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
 from pinyon.models.machine.cores import usable_threads

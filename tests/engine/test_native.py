@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from architecture_zoo import ZOO
 from asking import GREEDY, config, text_of
 from tiny_models import TAG, TURN_END, VOCABULARY, write_tiny_llama
 
 from pinyon.engine import native
-from pinyon.engine.config import MAX_BATCH_ROWS
+from pinyon.engine.context_shape import MAX_BATCH_ROWS
 from pinyon.engine.device import Device, DeviceKind
 from pinyon.engine.engine import Prepared
 from pinyon.engine.errors import BindingError, ModelLoadError, NativeError
@@ -308,3 +309,12 @@ def test_smollm2_says_what_it_says_through_a_bare_loop(smollm2: Path):
     assert re.search("red|blue|green", text, re.IGNORECASE)
     for made in (context, model, loaded):
         made.close()
+
+
+def test_experts_can_be_told_to_stay_in_ram(tmp_path, monkeypatch):
+    monkeypatch.setattr(NativeLog, "_DEBUG", None)
+    text = io.StringIO()
+    path = ZOO["qwen3moe"](128).write(tmp_path / "experts.gguf")
+    Model(path, NativeLog(text), lambda _fraction: True, cpu_expert_layers=1).close()
+    told = re.findall(r"tensor (\S+) .* overridden to CPU", text.getvalue())
+    assert sorted(told) == [f"blk.0.ffn_{name}_exps.weight" for name in ("down", "gate", "up")]

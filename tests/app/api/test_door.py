@@ -10,7 +10,8 @@ from sse_stream import check_chunks, read_stream, streamed_answer, strict_json
 
 from pinyon.app.errors import ModelSlotError
 from pinyon.app.limits import RETRY_AFTER_S
-from pinyon.engine.config import MAX_SEQUENCES, Limits
+from pinyon.engine.config import Limits
+from pinyon.engine.context_shape import MAX_SEQUENCES
 
 ROOM = MAX_SEQUENCES + Limits().queue
 """How many answers may be computed or wait."""

@@ -6,7 +6,7 @@ from kv_bytes import TIERS
 from watched_room import CONTEXT, OTHER, PROMPT
 
 from pinyon.engine.block import BLOCK_TOKENS
-from pinyon.engine.config import MAX_BATCH_ROWS, SEQUENCE_IDS
+from pinyon.engine.context_shape import MAX_BATCH_ROWS, SEQUENCE_IDS
 from pinyon.engine.native import Context, RowBuffer
 
 pytestmark = pytest.mark.model

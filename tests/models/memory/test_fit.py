@@ -17,8 +17,10 @@ MIB = 1 << 20
 USED_SHARE = 0.97
 
 
-def shape(context, sizes):
-    return KvChoice(context, 8 if sizes.kept.has_state else 64, min(512, max(128, context // 4)))
+def shape(context, sizes, full_window=True):
+    rows = min(512, max(128, context // 4))
+    full_window = full_window or sizes.kept.window * 8 + rows >= context
+    return KvChoice(context, 8 if sizes.kept.has_state or not full_window else 64, rows, full_window=full_window)
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +58,16 @@ def test_first_the_context_gets_smaller(models):
     assert SMALL_CONTEXT < found.context_tokens < USUAL_CONTEXT
     assert [compromise.kind for compromise in found.compromises] == [Kind.CONTEXT]
     assert f"{found.context_tokens:,} tokens instead of the usual 32,768" in found.compromises[0].text
+
+
+def test_before_that_windows_get_small_where_the_model_has_windows(models):
+    sizes = models["gemma3"]
+    whole = memory_plan(sizes, Choice(shape(USUAL_CONTEXT, sizes))).total_bytes
+    found = fit(sizes, Budget(whole - 1), shape)
+    assert found.context_tokens == USUAL_CONTEXT
+    assert not found.plan.choice.kv.full_window
+    assert [compromise.kind for compromise in found.compromises] == [Kind.WINDOW]
+    assert "7 answers at once" in found.compromises[0].text
 
 
 def test_then_keys_and_values_get_eight_bits(models):
