@@ -69,6 +69,13 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (self.checked, *self.parts_checked)
 
     @property
+    def pull_name(self) -> str | None:
+        """By what `pinyon pull` fetches it again: a hub model by the alias with its repo; None for a file of the user's."""
+        if self.source in {Source.ADDED, Source.PATH}:
+            return None
+        return next((alias for alias in self.aliases if "/" in alias), self.name)
+
+    @property
     def size_bytes(self) -> int:
         return sum(each.size_bytes for each in self.identities)
 

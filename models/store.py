@@ -259,7 +259,7 @@ def _identities_now(record: Record) -> tuple[FileIdentity, ...]:
         except ModelNotFoundError:
             raise ModelNotFoundError(
                 f"the file of {record.name} was moved or deleted: {printable(path)} is not there any more;"
-                f" put it back, or `pinyon rm {record.name}` and {_how_to_get(record.name)}"
+                f" put it back, or `pinyon rm {record.name}` and {_how_to_get(record)}"
             ) from None
     return tuple(found)
 
@@ -297,8 +297,8 @@ def _not_found(name: str) -> str:
     return f"no model named {printable(name)}: `pinyon list` shows what is here and what can be pulled"
 
 
-def _how_to_get(name: str) -> str:
-    return f"`pinyon pull {name}`" if catalog.find(name) else "`pinyon add` it from where it is now"
+def _how_to_get(record: Record) -> str:
+    return "`pinyon add` it from where it is now" if record.pull_name is None else f"`pinyon pull {record.pull_name}`"
 
 
 def _delete(file: Path) -> None:

@@ -59,7 +59,8 @@ def verify(record: Record, on_progress: Callable[[int], None] = lambda _bytes_do
     try:
         check_runnable(*model_files(record.path).headers)
     except ModelError as error:
-        return Verification(Verdict.DAMAGED, f"{error}; {_remedy(record)}")
+        again = "" if record.pull_name is None else f"; {_remedy(record)}"
+        return Verification(Verdict.DAMAGED, f"{error}{again}")
     known = known_digests(record)
     done = 0
     for path, digest in zip(record.paths, known, strict=True):
@@ -107,9 +108,9 @@ def _of_name(path: Path) -> KnownDigest | None:
 
 
 def _remedy(record: Record) -> str:
-    if record.source is Source.ADDED:
+    if record.pull_name is None:
         return "get the file again from where it came"
-    return f"`pinyon pull {record.name}` fetches it again"
+    return f"`pinyon pull {record.pull_name}` fetches it again"
 
 
 def _sha256(path: Path, on_progress: Callable[[int], None]) -> str:

@@ -49,6 +49,16 @@ def test_a_file_that_was_verified_once_is_compared_again(store, copy):
     assert f"should be {record.sha256}; `pinyon pull copy` fetches it again" in outcome.detail
 
 
+def test_a_model_of_a_hub_is_fetched_again_by_its_repo(store, copy):
+    record = msgspec.structs.replace(
+        store.add(copy), sha256="0" * 64, source=Source.CATALOGUE, aliases=("copy:q4", "owner/copy:q4")
+    )
+    assert "`pinyon pull owner/copy:q4` fetches it again" in verify(record).detail
+    copy.write_bytes(b"GGUF")
+    assert verify(record).detail.endswith("; `pinyon pull owner/copy:q4` fetches it again")
+    assert "fetches it again" not in verify(msgspec.structs.replace(record, source=Source.ADDED)).detail
+
+
 def test_zeros_inside_a_file_are_seen_by_nobody_else(store, copy):
     zeroed(copy)
     outcome = verify(store.add(copy))

@@ -21,6 +21,19 @@ def add(tmp_path):
     return run
 
 
+@pytest.mark.model
+def test_a_split_model_is_run_by_whichever_part_is_named(add, tiny, tmp_path):
+    """R51."""
+    parts = split_gguf(tiny, tmp_path / "big", 3)
+    assert add(parts[2]).stdout == b"big\n"
+    asked = ("--temperature", "0", "--max-tokens", "9", "--no-template", "--private", "Hello")
+    answers = [pinyon(tmp_path / "pinyon", "run", "-m", model, *asked) for model in (tiny, "big", parts[1])]
+    assert [answer.returncode for answer in answers] == [0] * 3
+    assert len({answer.stdout for answer in answers}) == 1
+    parts[1].unlink()
+    assert_refused(pinyon(tmp_path / "pinyon", "run", "-m", "big", *asked), 3, "moved or deleted", parts[1].name)
+
+
 def lines(stream):
     return stream.decode().splitlines()
 
