@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from pinyon.models import header_check
+from pinyon.models.architectures import KNOWN_ARCHITECTURES
 from pinyon.models.disk import printable
 from pinyon.models.errors import (
     GgufFormatError,
@@ -128,8 +129,8 @@ def read_header(path: Path) -> GgufHeader:
                 raise GgufFormatError(f"{printable(path)}: {error}") from None
 
 
-def check_runnable(header: GgufHeader) -> None:
-    """Raises UnsupportedModelError for a sound file that is not one whole language model."""
+def check_runnable(header: GgufHeader, *parts: GgufHeader) -> None:
+    """Raises UnsupportedModelError for sound files that are not a language model; `parts` are a split one's other files."""
     architecture = header.architecture
     if header.general_type in ("adapter", "controlvector") or architecture == "controlvector":
         raise UnsupportedModelError(
@@ -141,13 +142,14 @@ def check_runnable(header: GgufHeader) -> None:
         raise UnsupportedModelError("an importance matrix, not a model: it is only for quantising one")
     if architecture is None:
         raise UnsupportedModelError("the header does not name an architecture ('general.architecture')")
-    if (pieces := header.integer("split.count") or 1) > 1:
+    if architecture not in KNOWN_ARCHITECTURES:
         raise UnsupportedModelError(
-            f"one of {pieces} pieces of a split model; split models come later: merge it with llama-gguf-split --merge"
+            f"unsupported architecture {quoted(architecture)}: this Pinyon's llama.cpp knows {len(KNOWN_ARCHITECTURES)}"
+            " others; a newer Pinyon may know it"
         )
     if TOKENS_KEY not in header.metadata:
         raise UnsupportedModelError(f"the file holds no vocabulary ('{TOKENS_KEY}'), so no text can be read")
-    if not header.tensors:
+    if not any(each.tensors for each in (header, *parts)):
         raise UnsupportedModelError("the file holds no tensors, only a vocabulary or metadata")
     if header.block_count is None:
         raise UnsupportedModelError(f"the header does not say {quoted(f'{architecture}.block_count')}")

@@ -29,7 +29,13 @@ _TEXT_KEYS = (
     "tokenizer.ggml.pre",
     "tokenizer.chat_template",
 )
-_INTEGER_KEYS = ("general.file_type", "split.count", "split.no")
+_INTEGER_KEYS = ("general.file_type",)
+# llama.cpp aborts on a part whose number is stored as anything else.
+_SPLIT_TYPES = {
+    "split.count": ValueType.UINT16,
+    "split.no": ValueType.UINT16,
+    "split.tensors.count": ValueType.INT32,
+}
 _VOCABULARY_KEYS = {
     TOKENS_KEY: (ValueType.STRING,),
     "tokenizer.ggml.merges": (ValueType.STRING,),
@@ -88,6 +94,9 @@ def check_metadata(metadata: Mapping[str, Entry]) -> None:
     for key in _INTEGER_KEYS:
         if key in metadata:
             _integer(key, metadata[key])
+    for key, wanted in _SPLIT_TYPES.items():
+        if key in metadata and metadata[key].value_type is not wanted:
+            raise GgufFormatError(f"'{key}' is stored as {metadata[key].value_type.name}, not as {wanted.name}")
     _check_vocabulary(metadata)
     architecture = metadata.get("general.architecture")
     if architecture is not None and isinstance(architecture.value, str):

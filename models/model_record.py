@@ -41,7 +41,11 @@ class FileIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model on this machine. `sha256` is set where the whole file was verified against it."""
+    """A model on this machine. `sha256` is set where the whole file was verified against it.
+
+    Of a split model `path` is the first part, which llama.cpp loads, and `parts` are the others, each with its identity in
+    `parts_checked`; `parts_sha256`, the first part's among them, is what `sha256` is to a single file.
+    """
 
     name: str
     aliases: tuple[str, ...]
@@ -50,15 +54,42 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     added_at: datetime
     sha256: str | None
     checked: FileIdentity
+    parts: tuple[Path, ...] = ()
+    parts_checked: tuple[FileIdentity, ...] = ()
+    parts_sha256: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All files, the first part first."""
+        return (self.path, *self.parts)
+
+    @property
+    def identities(self) -> tuple[FileIdentity, ...]:
+        """What each of `paths` was when it passed the checks."""
+        return (self.checked, *self.parts_checked)
+
+    @property
+    def pull_name(self) -> str | None:
+        """By what `pinyon pull` fetches it again: a hub model by the alias with its repo; None for a file of the user's."""
+        if self.source in {Source.ADDED, Source.PATH}:
+            return None
+        return next((alias for alias in self.aliases if "/" in alias), self.name)
 
     @property
     def size_bytes(self) -> int:
-        return self.checked.size_bytes
+        return sum(each.size_bytes for each in self.identities)
 
 
-def new_record(name: str, path: Path, source: Source, checked: FileIdentity) -> Record:
-    """A record without aliases and digest, as of now."""
-    return Record(name, (), path, source, datetime.now(UTC), None, checked)
+def new_record(
+    name: str,
+    path: Path,
+    source: Source,
+    checked: FileIdentity,
+    parts: tuple[Path, ...] = (),
+    parts_checked: tuple[FileIdentity, ...] = (),
+) -> Record:
+    """A record without aliases and digests, as of now."""
+    return Record(name, (), path, source, datetime.now(UTC), None, checked, parts, parts_checked)
 
 
 def read_record(file: Path) -> Record:

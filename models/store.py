@@ -6,10 +6,7 @@ is ever deleted.
 """
 
 import contextlib
-import hashlib
 import os
-import re
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, count
@@ -21,10 +18,10 @@ from pinyon.models import catalog
 from pinyon.models.catalog import MAX_NAME_CHARS, CatalogEntry, normalised, slug
 from pinyon.models.disk import printable, private_folder
 from pinyon.models.errors import ModelNotFoundError, StoreError, UnsupportedModelError
-from pinyon.models.gguf_header import GgufHeader, check_runnable, read_header
+from pinyon.models.gguf_header import check_runnable
+from pinyon.models.model_name import checked_name, name_of, possible_name
 from pinyon.models.model_record import FileIdentity, Record, Source, new_record, read_record, write_record
-
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*(:[a-z0-9][a-z0-9._-]*)?")
+from pinyon.models.split_files import ModelFiles, model_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +40,10 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What `remove` did: the record is gone; `deleted` is the model file, if it went too."""
+    """What `remove` did: the record is gone; `deleted` are the model's files, if they went too."""
 
     name: str
-    deleted: Path | None
+    deleted: tuple[Path, ...]
 
 
 class Store:
@@ -72,62 +69,75 @@ class Store:
         A file without a record gets one for this call, with its header checked. Raises ModelNotFoundError,
         ModelFileError, and StoreError when the record of that name is broken.
         """
-        if found := self._find(name_or_path):
+        if found := self.find(name_or_path):
             return found
         if _looks_like_a_path(name_or_path):
             return self._resolve_path(_absolute(name_or_path))
         raise ModelNotFoundError(_not_found(name_or_path))
 
+    def find(self, name: str) -> Record | None:
+        """By name, by the name's slug, or by alias. Raises StoreError when the record of that name is broken."""
+        wanted = normalised(name)
+        file = self._record_file(wanted)
+        if file.exists():
+            record = read_record(file)
+            if wanted in (record.name, file.stem):
+                return record
+        return next((record for record in self.list().records if wanted in record.aliases), None)
+
     def knows(self, name: str) -> bool:
         """Whether there is a record of that name or alias, readable or not."""
         try:
-            return self._find(name) is not None
+            return self.find(name) is not None
         except StoreError:
             return True
 
     def ensure_runnable(self, record: Record) -> Record:
         """`record`, after a new check of its header if the file is another one than the record was made for.
 
-        Raises ModelNotFoundError when the file is gone, ModelFileError when it cannot be run.
+        Raises ModelNotFoundError when a file is gone, ModelFileError when it cannot be run.
         """
-        try:
-            identity = FileIdentity.of(record.path)
-        except ModelNotFoundError:
-            raise ModelNotFoundError(
-                f"the file of {record.name} was moved or deleted: {printable(record.path)} is not there any more;"
-                f" put it back, or `pinyon rm {record.name}` and {_how_to_get(record.name)}"
-            ) from None
-        if identity == record.checked:
+        if _identities_now(record) == record.identities:
             return record
-        _check_header(record.path)
-        same_bytes = (identity.size_bytes, identity.mtime_ns) == (record.checked.size_bytes, record.checked.mtime_ns)
-        renewed = msgspec.structs.replace(record, checked=identity, sha256=record.sha256 if same_bytes else None)
+        files = _runnable_files(record.path)
+        same_bytes = _sizes_and_times(files.checked) == _sizes_and_times(record.identities)
+        renewed = msgspec.structs.replace(
+            record,
+            path=files.paths[0],
+            checked=files.checked[0],
+            parts=files.paths[1:],
+            parts_checked=files.checked[1:],
+            sha256=record.sha256 if same_bytes else None,
+            parts_sha256=record.parts_sha256 if same_bytes else (),
+        )
         if record.source is not Source.PATH:
             with contextlib.suppress(StoreError):  # in a read-only folder the next start checks again
                 write_record(self._record_file(renewed.name), renewed)
         return renewed
 
-    def add(self, path: Path, name: str | None = None) -> Record:
-        """Record the user's file where it lies; without a `name` it gets one from the file's name.
+    def add(self, path: Path, name: str | None = None, *, suggested: str = "", aliases: tuple[str, ...] = ()) -> Record:
+        """Record the user's file where it lies; without a `name` it gets the `suggested` one, or one from the file's name.
 
-        A file that is recorded already keeps its name. Raises ModelFileError, ModelNotFoundError, StoreError.
+        Only a `name` must be free: others are numbered where another model has them, and `aliases` left out. A file
+        that is recorded already keeps its name. Raises ModelFileError, ModelNotFoundError, StoreError.
         """
         path = _absolute(str(path))
-        identity, header = _check_header(path)
-        if (known := self._find_file(path)) is not None:
+        files = _runnable_files(path)
+        if (known := self.record_of(files.paths[0])) is not None:
             if name is not None and normalised(name) != known.name:
                 raise StoreError(
                     f"{printable(path)} is here already, as {known.name}: `pinyon rm {known.name}` first to rename it"
                 )
             return known
-        chosen = self._free_name(path, header) if name is None else _checked_name(name)
-        record = new_record(chosen, path, Source.ADDED, identity)
+        chosen = self._free_name(possible_name(suggested) or name_of(files)) if name is None else checked_name(name)
+        free = tuple(alias for alias in map(normalised, aliases) if alias != chosen and not self.knows(alias))
+        record = msgspec.structs.replace(_record(chosen, files, Source.ADDED), aliases=free)
         self._claim(record)
         return record
 
     def require_free_for(self, entry: CatalogEntry) -> None:
         """Raise StoreError when the user's own file has the catalogue model's name; ask before fetching it."""
-        existing = self._find(entry.name)
+        existing = self.find(entry.name)
         if existing is not None and existing.source is Source.ADDED:
             raise StoreError(
                 f"the name {entry.name} is taken by {printable(existing.path)}: `pinyon rm {existing.name}` first"
@@ -139,9 +149,7 @@ class Store:
         Raises ModelFileError, and StoreError when the user's own file has that name.
         """
         self.require_free_for(entry)
-        path = path.absolute()
-        identity, _ = _check_header(path)
-        fresh = new_record(entry.name, path, Source.CATALOGUE, identity)
+        fresh = _record(entry.name, _runnable_files(path.absolute()), Source.CATALOGUE)
         record = msgspec.structs.replace(fresh, aliases=entry.aliases, sha256=entry.sha256)
         with _store_errors(self.models_dir):
             private_folder(self.models_dir)
@@ -149,24 +157,41 @@ class Store:
         return record
 
     def remove(self, name: str) -> Removal:
-        """Forget the model of that name, and delete its file if Pinyon fetched it into the models folder.
+        """Forget the model of that name, and delete its files if Pinyon fetched them, and no other record has them.
 
         A broken record can be removed by the name that the listing gives it; its model file stays.
         Raises ModelNotFoundError, StoreError.
         """
         broken = self._record_file(name)
         try:
-            record = self._find(name)
+            record = self.find(name)
         except StoreError:
             _delete(broken)
-            return Removal(broken.stem, deleted=None)
+            return Removal(broken.stem, deleted=())
         if record is None:
             raise ModelNotFoundError(f"no model named {printable(name)}: `pinyon list` shows what is here")
-        owned = record.source is Source.CATALOGUE and record.path.parent == self.models_dir
-        if owned:
-            _delete(record.path)
+        deleted = record.paths if self.owns(record) and not self.sharers_of(record) else ()
+        for path in deleted:
+            _delete(path)
+            _delete_empty_folders(path.parent, self.models_dir)
         _delete(self._record_file(record.name))
-        return Removal(record.name, deleted=record.path if owned else None)
+        return Removal(record.name, deleted)
+
+    def owns(self, record: Record) -> bool:
+        """Whether Pinyon fetched the model's files into the models folder, and may delete them."""
+        folder = self.models_dir.resolve()
+        return record.source is not Source.ADDED and all(
+            path.parent.resolve().is_relative_to(folder) for path in record.paths
+        )
+
+    def sharers_of(self, record: Record) -> tuple[str, ...]:
+        """The names of the other records that have a file of this one."""
+        others = (other for other in self.list().records if other.name != record.name)
+        return tuple(other.name for other in others if any(_has_file(other, path) for path in record.paths))
+
+    def record_of(self, path: Path) -> Record | None:
+        """The record that has the file at `path`, under whatever spelling."""
+        return next((record for record in self.list().records if _has_file(record, path)), None)
 
     def _record_file(self, name: str) -> Path:
         return self.models_dir / f"{slug(normalised(name))}.json"
@@ -177,33 +202,16 @@ class Store:
                 return ()
             return tuple(file for file in self.models_dir.iterdir() if file.suffix == ".json" and file.name[0] != ".")
 
-    def _find(self, name: str) -> Record | None:
-        """By name, by the name's slug, or by alias. Raises StoreError when the record of that name is broken."""
-        wanted = normalised(name)
-        file = self._record_file(wanted)
-        if file.exists():
-            record = read_record(file)
-            if wanted in (record.name, file.stem):
-                return record
-        return next((record for record in self.list().records if wanted in record.aliases), None)
-
-    def _find_file(self, path: Path) -> Record | None:
-        for record in self.list().records:
-            with contextlib.suppress(OSError, ValueError):  # one of the two is not there, or cannot be
-                if record.path.samefile(path):
-                    return record
-        return None
-
     def _resolve_path(self, path: Path) -> Record:
-        if known := self._find_file(path):
+        if known := self.record_of(path):
             return known
-        identity, header = _check_header(path)
-        return new_record(_derived_name(path, header), path, Source.PATH, identity)
+        files = _runnable_files(path)
+        return _record(name_of(files), files, Source.PATH)
 
-    def _free_name(self, path: Path, header: GgufHeader) -> str:
-        """The file's own name, numbered if another model has it."""
+    def _free_name(self, wanted: str) -> str:
+        """The wanted name, numbered if another model has it."""
         room_for_number = 6
-        base = _derived_name(path, header)[: MAX_NAME_CHARS - room_for_number].rstrip("-._")
+        base = wanted[: MAX_NAME_CHARS - room_for_number].rstrip("-._:")
         taken = {alias for record in self.list().records for alias in record.aliases}
         return next(
             name
@@ -214,7 +222,7 @@ class Store:
     def _claim(self, record: Record) -> None:
         """Write the record of a new name; creating the file first makes sure that two writers cannot both have it."""
         file = self._record_file(record.name)
-        if self._find(record.name) is not None:
+        if self.find(record.name) is not None:
             raise _taken(record.name)
         with _store_errors(self.models_dir):
             private_folder(self.models_dir)
@@ -229,32 +237,43 @@ class Store:
             raise
 
 
-def _check_header(path: Path) -> tuple[FileIdentity, GgufHeader]:
-    """The identity is taken first: a file that changes meanwhile is checked again at the next start."""
-    identity = FileIdentity.of(path)
-    header = read_header(path)
+def _runnable_files(path: Path) -> ModelFiles:
+    """Raises ModelNotFoundError, ModelFileError."""
+    files = model_files(path)
     try:
-        check_runnable(header)
+        check_runnable(*files.headers)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{printable(path)}: {error}") from None
-    return identity, header
+    return files
 
 
-def _derived_name(path: Path, header: GgufHeader) -> str:
-    """From the file's name, which tells quantisations apart; else from the header; else from the name's digest."""
-    stem = unicodedata.normalize("NFC", path.stem)
-    digest = hashlib.sha256(os.fsencode(stem)).hexdigest()[:8]
-    return slug(stem) or slug(header.name or "") or f"model-{digest}"
+def _record(name: str, files: ModelFiles, source: Source) -> Record:
+    return new_record(name, files.paths[0], source, files.checked[0], files.paths[1:], files.checked[1:])
 
 
-def _checked_name(name: str) -> str:
-    chosen = normalised(name)
-    if _NAME.fullmatch(chosen) and len(chosen) <= MAX_NAME_CHARS:
-        return chosen
-    raise StoreError(
-        f"a model cannot be named {printable(name)}: up to {MAX_NAME_CHARS} letters, digits, '.', '_', '-' and one ':'"
-        f" are possible, such as {slug(name) or 'my-model'}"
-    )
+def _identities_now(record: Record) -> tuple[FileIdentity, ...]:
+    found = []
+    for path in record.paths:
+        try:
+            found.append(FileIdentity.of(path))
+        except ModelNotFoundError:
+            raise ModelNotFoundError(
+                f"the file of {record.name} was moved or deleted: {printable(path)} is not there any more;"
+                f" put it back, or `pinyon rm {record.name}` and {_how_to_get(record)}"
+            ) from None
+    return tuple(found)
+
+
+def _sizes_and_times(files: tuple[FileIdentity, ...]) -> list[tuple[int, int]]:
+    return [(each.size_bytes, each.mtime_ns) for each in files]
+
+
+def _has_file(record: Record, path: Path) -> bool:
+    for own in record.paths:
+        with contextlib.suppress(OSError, ValueError):  # one of the two is not there, or cannot be
+            if own.samefile(path):
+                return True
+    return False
 
 
 def _looks_like_a_path(text: str) -> bool:
@@ -278,13 +297,21 @@ def _not_found(name: str) -> str:
     return f"no model named {printable(name)}: `pinyon list` shows what is here and what can be pulled"
 
 
-def _how_to_get(name: str) -> str:
-    return f"`pinyon pull {name}`" if catalog.find(name) else "`pinyon add` it from where it is now"
+def _how_to_get(record: Record) -> str:
+    return "`pinyon add` it from where it is now" if record.pull_name is None else f"`pinyon pull {record.pull_name}`"
 
 
 def _delete(file: Path) -> None:
     with _store_errors(file):
         file.unlink(missing_ok=True)
+
+
+def _delete_empty_folders(folder: Path, end: Path) -> None:
+    """Delete `folder` and those above it that are empty then, up to `end`, which stays."""
+    with contextlib.suppress(OSError):  # it holds something else
+        while folder != end and folder.is_relative_to(end):
+            folder.rmdir()
+            folder = folder.parent
 
 
 @contextlib.contextmanager

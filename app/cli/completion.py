@@ -33,17 +33,26 @@ def command(context: click.Context, shell: str) -> None:
 
 def models(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Return the models that are here, then those that can be pulled."""
-    here: list[str] = []
-    with contextlib.suppress(ModelError, AppError):  # a completion has no way to tell
-        here = [record.name for record in Store(Folders.of_user().models).list().records]
+    here = _names_here()
     more = [entry.name for entry in catalog.CATALOG if entry.name not in here]
     return _beginning_with(begun, here + more)
+
+
+def models_here(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Return the models that are here."""
+    return _beginning_with(begun, _names_here())
 
 
 def templates(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """Return the names of the templates."""
     with contextlib.suppress(AppError):
         return _beginning_with(begun, template_names(Folders.of_user().templates))
+    return []
+
+
+def _names_here() -> list[str]:
+    with contextlib.suppress(ModelError, AppError):  # a completion has no way to tell
+        return [record.name for record in Store(Folders.of_user().models).list().records]
     return []
 
 

@@ -18,6 +18,8 @@ COMMANDS: Final = {
     "pull": "pinyon.app.cli.pull",
     "add": "pinyon.app.cli.add",
     "list": "pinyon.app.cli.list",
+    "show": "pinyon.app.cli.show",
+    "verify": "pinyon.app.cli.verify",
     "rm": "pinyon.app.cli.rm",
     "serve": "pinyon.app.cli.serve",
     "devices": "pinyon.app.cli.devices",

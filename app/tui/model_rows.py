@@ -11,8 +11,9 @@ from pinyon.app.tui.figures import Figures
 from pinyon.models import catalog
 from pinyon.models.catalog import CatalogEntry
 from pinyon.models.errors import ModelError, ModelNotFoundError
-from pinyon.models.gguf_header import GgufHeader, read_header
+from pinyon.models.gguf_header import GgufHeader
 from pinyon.models.model_record import Record
+from pinyon.models.split_files import headers_of
 from pinyon.models.store import Store
 from pinyon.models.wheel_source import Progress, fetch
 
@@ -78,9 +79,10 @@ def _speed(history: History, model: str) -> float | None:
 
 def _row_of(record: Record, tokens_per_s: float | None) -> ModelRow:
     try:
-        header = read_header(record.path)
+        headers = headers_of(record.path)
     except ModelError as error:
         return ModelRow(record.name, True, record.size_bytes, tokens_per_s=tokens_per_s, note=str(error))
+    header = headers[0]
     entry = catalog.find(record.name)
     is_entry = entry is not None and record.sha256 == entry.sha256
     if header.chat_template is None:
@@ -91,7 +93,7 @@ def _row_of(record: Record, tokens_per_s: float | None) -> ModelRow:
         record.name,
         is_here=True,
         size_bytes=record.size_bytes,
-        quantization=entry.quantization if entry is not None and is_entry else _quantization(header),
+        quantization=entry.quantization if entry is not None and is_entry else _quantization(headers),
         context_tokens=header.context_length,
         tokens_per_s=tokens_per_s,
         note=note,
@@ -103,9 +105,9 @@ def _row_of_entry(entry: CatalogEntry, tokens_per_s: float | None) -> ModelRow:
     return ModelRow(entry.name, False, entry.size_bytes, entry.quantization, tokens_per_s=tokens_per_s, note=note)
 
 
-def _quantization(header: GgufHeader) -> str:
+def _quantization(headers: tuple[GgufHeader, ...]) -> str:
     """Return the type that most of the weights' bytes have."""
     sizes: Counter[str] = Counter()
-    for tensor in header.tensors:
+    for tensor in (tensor for header in headers for tensor in header.tensors):
         sizes[tensor.type.name] += tensor.size_bytes
     return max(sizes, key=lambda name: sizes[name], default="")

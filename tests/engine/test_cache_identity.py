@@ -1,11 +1,13 @@
 """Whose KV is whose: with any other weights, settings or namespace there is nothing to find. And how weights are told apart."""
 
+import ctypes
 import hashlib
 import os
 import shutil
 
 import pytest
 from kept_kv import LONG_AGO, blocks_in, files_in, kept_engine
+from split_models import split_gguf
 from tiny_models import write_tiny_llama
 
 from pinyon.engine import native, weights_digest
@@ -155,6 +157,74 @@ def test_a_loaded_model_tells_which_file_it_was(model, tmp_path):
         os.replace(write_tiny_llama(model.with_name("other.gguf"), seed=1), model)
         assert loaded.file_identity == before != weights_digest.file_identity(model)
         loaded.close()
+
+
+# R51: models of several files
+
+
+def split(source, folder):
+    folder.mkdir(exist_ok=True)
+    return split_gguf(source, folder / "tiny", 3)
+
+
+@pytest.mark.model
+def test_a_split_model_answers_as_the_whole_one_and_finds_its_own_kv(model, tmp_path):
+    parts, kv = split(model, tmp_path / "parts"), tmp_path / "kv"
+    text = ask(parts[0], kv).text
+    assert text == ask(model, None).text
+    again = ask(parts[0], kv)
+    assert (again.text, again.end.cache.disk) == (text, KEPT)
+
+
+@pytest.mark.model
+def test_split_models_with_the_same_first_part_share_nothing(model, tmp_path):
+    other = write_tiny_llama(tmp_path / "other.gguf", seed=1)
+    parts, others = split(model, tmp_path / "parts"), split(other, tmp_path / "others")
+    shutil.copy(parts[0], others[0])
+    ask(parts[0], kv := tmp_path / "kv")
+    assert_nothing_is_found(others[0], kv)
+
+
+@pytest.mark.model
+def test_a_part_changed_in_place_finds_nothing(model, tmp_path):
+    parts = split(model, tmp_path / "parts")
+    others = split(write_tiny_llama(tmp_path / "other.gguf", seed=1), tmp_path / "others")
+    ask(parts[0], kv := tmp_path / "kv")
+    before = parts[2].stat()
+    with parts[2].open("r+b") as file:
+        file.write(others[2].read_bytes())
+    os.utime(parts[2], ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert_nothing_is_found(parts[0], kv)
+
+
+def test_a_split_model_has_the_identity_and_the_digest_of_all_its_parts(model, tmp_path):
+    parts, memory = split(model, tmp_path / "parts"), tmp_path / "weights"
+    identity = weights_digest.file_identity(parts[0])
+    digest = weights_digest.weights_digest(parts[0], identity, memory, FileSystem())
+    assert digest == hashlib.sha256(b"".join(hashlib.sha256(part.read_bytes()).digest() for part in parts)).digest()
+    assert weights_digest.known_digest(parts[0], memory) == digest.hex()
+    for part in parts:
+        os.utime(part)
+        assert weights_digest.file_identity(parts[0]) != identity
+        identity = weights_digest.file_identity(parts[0])
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny.gguf", "x-00001-of-00001.gguf", "x-00002-of-00003.gguf", "x-00001-of-00003.gguf"]
+)
+def test_a_file_that_is_only_called_a_part_is_a_whole_one(model, tmp_path, name):
+    path = model.rename(tmp_path / name)
+    assert weights_digest.files_of(path) == (path,)
+
+
+def test_parts_are_found_as_llama_cpp_finds_them(model, tmp_path):
+    parts = split(model, tmp_path / "parts [1]")
+    prefix, buffer = bytes(parts[0].with_name("tiny")), ctypes.create_string_buffer(4096)
+    names = []
+    for number in range(3):
+        native.lib.llama_split_path(buffer, len(buffer), prefix, number, 3)
+        names.append(buffer.value)
+    assert names == [bytes(part) for part in weights_digest.files_of(parts[0])]
 
 
 # F3: the same file, and something else is different

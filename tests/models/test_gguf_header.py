@@ -341,7 +341,11 @@ def test_a_header_without_end_is_given_up_at_the_cap(tmp_path):
         (GOOD.with_value("general.architecture", TEXT, "clip"), "projector"),
         (GOOD.with_value("general.type", TEXT, "imatrix"), "importance matrix"),
         (GOOD.without("general.architecture"), "does not name an architecture"),
-        (GOOD.with_value("split.count", U16, 3), "one of 3 pieces"),
+        (
+            GOOD.with_value("general.architecture", TEXT, "foo").with_value("foo.block_count", U32, 2),
+            "architecture 'foo'",
+        ),
+        (GOOD.with_value("general.architecture", TEXT, "\x1b[2J"), r"unsupported architecture '\\x1b\[2J'"),
         (replace(GOOD, tensors=()), "no tensors"),
         (GOOD.without("llama.block_count"), "'llama.block_count'"),
         (
@@ -358,11 +362,6 @@ def test_sound_files_that_are_no_model_are_named(changed, reason):
     header = parse_header(data, len(data))
     with pytest.raises(UnsupportedModelError, match=reason):
         check_runnable(header)
-
-
-def test_a_single_piece_is_a_whole_model():
-    data = GOOD.with_value("split.count", U16, 1).encode()
-    check_runnable(parse_header(data, len(data)))
 
 
 @pytest.mark.parametrize("name", ["Модели é.gguf", "a b'\"[x]%20\u0065\u0301.gguf", "-rf.gguf", "~.gguf", "dot..gguf"])

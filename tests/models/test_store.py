@@ -6,7 +6,9 @@ import os
 import stat
 import threading
 
+import msgspec
 import pytest
+from split_models import split_gguf
 
 from pinyon.models import model_record, store
 from pinyon.models.catalog import find
@@ -222,7 +224,7 @@ def test_a_name_of_nothing_but_foreign_letters_is_a_digest(models, tmp_path):
 
 def test_an_unchanged_file_is_not_read_again(models, model_file, monkeypatch):
     record = models.add(model_file)
-    monkeypatch.setattr(store, "read_header", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr(store, "model_files", lambda _: pytest.fail("read again"))
     assert models.ensure_runnable(models.resolve(record.name)) == record
 
 
@@ -300,7 +302,7 @@ def test_a_broken_record_hides_only_itself(models, model_file):
     assert models.resolve(record.name) == record
     with pytest.raises(StoreError, match=r"cut\.json is damaged: .*`pinyon rm cut` clears it"):
         models.resolve("cut")
-    assert models.remove("cut").deleted is None
+    assert models.remove("cut").deleted == ()
     assert "cut" not in {broken.name for broken in models.list().broken}
 
 
@@ -309,9 +311,9 @@ def test_removal_deletes_what_was_fetched_and_forgets_what_was_added(models, mod
     inside = models.models_dir / "mine.gguf"
     inside.write_bytes(tiny().encode())
     models.add(inside)
-    assert models.remove(added.name).deleted is None
-    assert models.remove("smollm2:135m").deleted == pulled.path
-    assert models.remove("mine").deleted is None
+    assert models.remove(added.name).deleted == ()
+    assert models.remove("smollm2:135m").deleted == (pulled.path,)
+    assert models.remove("mine").deleted == ()
     assert model_file.exists()
     assert inside.exists()
     assert not pulled.path.exists()
@@ -336,3 +338,105 @@ def test_a_renewal_that_cannot_be_recorded_does_not_stop_a_run(models, model_fil
     monkeypatch.setattr(model_record, "write_atomically", read_only)
     assert models.ensure_runnable(record).checked != record.checked
     assert models.resolve(record.name) == record
+
+
+# R51: split models
+
+
+@pytest.fixture
+def parts(model_file, tmp_path):
+    (tmp_path / "parts").mkdir()
+    return split_gguf(model_file, tmp_path / "parts" / "Big.Q4_0", 3)
+
+
+@pytest.mark.parametrize("named", range(3))
+def test_a_split_model_is_one_record_whichever_part_is_named(models, parts, named):
+    record = models.add(parts[named])
+    assert (record.name, record.path, record.parts) == ("big.q4_0", parts[0], parts[1:])
+    assert record.size_bytes == sum(path.stat().st_size for path in parts)
+    assert models.list().records == (record,)
+    assert [models.resolve(str(path)) for path in parts] == [record] * 3
+    assert [models.add(path) for path in parts] == [record] * 3
+
+
+def test_a_split_model_needs_no_record(models, parts):
+    record = models.resolve(str(parts[1]))
+    assert (record.source, record.paths) == (Source.PATH, parts)
+    assert models.ensure_runnable(record) == record
+
+
+def test_every_part_is_looked_at_before_a_run(models, parts, monkeypatch):
+    record = models.add(parts[0])
+    os.utime(parts[2], ns=(1, 1))
+    renewed = models.ensure_runnable(record)
+    assert renewed.parts_checked[1].mtime_ns == 1
+    assert models.resolve("big.q4_0") == renewed
+    parts[1].write_bytes(parts[1].read_bytes()[:-200])
+    with pytest.raises(GgufFormatError, match=r"Big\.Q4_0-00002-of-00003\.gguf: truncated"):
+        models.ensure_runnable(renewed)
+    parts[1].unlink()
+    with pytest.raises(ModelNotFoundError, match=r"moved or deleted: .*-00002-of-00003\.gguf is not there any more"):
+        models.ensure_runnable(renewed)
+
+
+def test_a_split_model_that_became_another_is_renewed_with_its_parts(models, parts, model_file):
+    record = models.add(parts[0])
+    parts[0].write_bytes(model_file.read_bytes())
+    renewed = models.ensure_runnable(record)
+    assert (renewed.paths, len(renewed.identities)) == (parts[:1], 1)
+
+
+def test_a_digest_of_parts_goes_with_any_of_them(models, parts):
+    record = msgspec.structs.replace(models.add(parts[0]), parts_sha256=("00", "11", "22"))
+    assert models.ensure_runnable(record).parts_sha256 == ("00", "11", "22")
+    parts[2].write_bytes(parts[2].read_bytes())
+    os.utime(parts[2], ns=(1, 1))
+    assert models.ensure_runnable(record).parts_sha256 == ()
+
+
+def test_all_parts_of_what_was_fetched_are_deleted(models, model_file):
+    folder = models.models_dir / "hub" / "owner" / "repo"
+    folder.mkdir(parents=True)
+    (models.models_dir / "hub" / "other").mkdir()
+    parts = split_gguf(model_file, folder / "big", 3)
+    fetched = msgspec.structs.replace(models.add(parts[0]), source=Source.CATALOGUE)
+    model_record.write_record(models.models_dir / "big.json", fetched)
+    assert models.remove("big").deleted == parts
+    assert [path.name for path in models.models_dir.rglob("*")] == ["hub", "other"]
+
+
+def test_what_lies_outside_of_the_folder_is_not_deleted(models, parts):
+    fetched = msgspec.structs.replace(
+        models.add(parts[0]), source=Source.CATALOGUE, path=models.models_dir / ".." / ".." / "parts" / parts[0].name
+    )
+    model_record.write_record(models.models_dir / "big.q4_0.json", fetched)
+    assert models.remove("big.q4_0").deleted == ()
+    assert all(path.exists() for path in parts)
+
+
+def test_a_file_that_another_record_has_stays(models):
+    pulled = fetched(models)
+    other = msgspec.structs.replace(pulled, name="mine", aliases=(), source=Source.ADDED)
+    model_record.write_record(models.models_dir / "mine.json", other)
+    assert models.sharers_of(pulled) == ("mine",)
+    assert models.remove("smollm2").deleted == ()
+    assert pulled.path.exists()
+    assert models.list().records == (other,)
+
+
+# names that others gave
+
+
+def test_a_suggested_name_is_numbered_and_taken_aliases_are_left_out(models, model_file, tmp_path):
+    first = models.add(model_file, suggested="llama3.2", aliases=("llama3.2:3b", "LLAMA3.2:latest"))
+    assert (first.name, first.aliases) == ("llama3.2", ("llama3.2:3b",))
+    other = tmp_path / "other.gguf"
+    other.write_bytes(tiny().encode())
+    second = models.add(other, suggested="llama3.2", aliases=("llama3.2:3b", "hf.co/me/other:q4"))
+    assert (second.name, second.aliases) == ("llama3.2-2", ("hf.co/me/other:q4",))
+    assert models.resolve("llama3.2:3b") == first
+    assert models.resolve("hf.co/me/other:q4") == second
+
+
+def test_a_name_that_no_model_can_have_is_made_one(models, model_file):
+    assert models.add(model_file, suggested="Someone/Model:Q4").name == "someone-model-q4"

@@ -1,0 +1,43 @@
+"""Every GGUF file below a folder. Reads folders only: whether a file is a model its header says, when it is added."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from pinyon.models.adoption.found import Findings, Found, Unusable
+from pinyon.models.disk import printable
+
+
+def find_in(folder: Path) -> Findings:
+    """The files by path, through links to folders as well, but in no folder twice; hidden folders are left out."""
+    entries = sorted(_walk(folder, set()), key=lambda entry: entry.path)
+    return Findings(
+        tuple(entry for entry in entries if isinstance(entry, Found)),
+        tuple(entry for entry in entries if isinstance(entry, Unusable)),
+    )
+
+
+def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Found | Unusable]:
+    try:
+        status = folder.stat()
+        if (key := (status.st_dev, status.st_ino)) in seen:  # a link that leads back
+            return
+        seen.add(key)
+        entries = [*os.scandir(folder)]
+    except OSError as error:
+        yield Unusable(folder, f"{printable(folder)} cannot be read: {error.strerror}")
+        return
+    for entry in entries:
+        path = Path(entry.path)
+        if _is_folder(entry):
+            if not entry.name.startswith("."):
+                yield from _walk(path, seen)
+        elif path.suffix.lower() == ".gguf":
+            yield Found(path)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
