@@ -12,7 +12,7 @@ import msgspec
 from platformdirs import PlatformDirs
 
 from pinyon.app.errors import SettingsError
-from pinyon.engine.config import ANSWER_WITHIN_S, Limits
+from pinyon.engine.config import ANSWER_WITHIN_S, KvType, Limits
 
 _LIMITS = Limits()
 _OTHER_VARIABLES = {"PINYON_HOME", "PINYON_PREBUILT"}
@@ -109,7 +109,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `deterministic` is for requests that do not say. `history` keeps conversations. `urls` allows commands to attach what a
     URL names. `max_queued` answers may wait, `max_queued_per_client` of one client; a step keeps nobody who reads waiting for more
     than `stall_ms`, and a request for more than `long_request_share` of the context is long, as in the engine's limits; an engine that gives no
-    sign of life for `engine_timeout_s` is started again. `theme` and `keys` (by the action's id) are the chat's.
+    sign of life for `engine_timeout_s` is started again. `kv_type` and `gpu_layers` None are chosen so that the model fits, with `headroom_mib`
+    left free on a device, by its name or "RAM". `theme` and `keys` (by the action's id) are the chat's.
     """
 
     model: str | None = None
@@ -125,6 +126,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stall_ms: Annotated[int, msgspec.Meta(ge=10, le=60_000)] = round(1000 * _LIMITS.stall_s)
     long_request_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = _LIMITS.long_share
     engine_timeout_s: Annotated[int, msgspec.Meta(ge=5, le=3600)] = ANSWER_WITHIN_S
+    kv_type: KvType | None = None
+    gpu_layers: _AtLeastZero | None = None
+    headroom_mib: dict[str, _AtLeastZero] = {}
     theme: str | None = None
     keys: dict[str, str] = {}
 

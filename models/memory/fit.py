@@ -25,13 +25,18 @@ Shape = Callable[[int, ModelSizes, bool], KvChoice]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bytes that a model may take: of RAM, and of each GPU by its name. `gpus` are in llama.cpp's order."""
+    """Bytes that a model may take: of RAM, and of each GPU by its name, in llama.cpp's order. What `sharing` GPUs take is RAM, too."""
 
     ram_bytes: int
     gpus: tuple[tuple[str, int], ...] = ()
+    sharing: frozenset[str] = frozenset()
 
-    def of(self, device: str) -> int:
-        return self.ram_bytes if device == RAM else dict(self.gpus)[device]
+    def excess(self, plan: MemoryPlan) -> tuple[tuple[str, int], ...]:
+        """Return by how many bytes a plan is too large, for each device where it is."""
+        allowed = {RAM: self.ram_bytes, **dict(self.gpus)}
+        needed = {need.device: need.total_bytes for need in plan.devices}
+        needed[RAM] += sum(size for device, size in needed.items() if device in self.sharing)
+        return tuple((device, size - allowed[device]) for device, size in needed.items() if size > allowed[device])
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +126,7 @@ class _Search:
 
     def _fit(self, choice: Choice, wanted: int, first: _Placement) -> Fit:
         plan = memory_plan(self._sizes, choice, self._gpus)
-        lacking = tuple(
-            (need.device, need.total_bytes - self._budget.of(need.device))
-            for need in plan.devices
-            if need.total_bytes > self._budget.of(need.device)
-        )
-        return Fit(plan, wanted, tuple(self._compromises(choice, wanted, first)), lacking)
+        return Fit(plan, wanted, tuple(self._compromises(choice, wanted, first)), self._budget.excess(plan))
 
     def widest(self, wanted: int, kv_type: KvType, placement: _Placement) -> Choice:
         """Return the choice with the largest context that fits, at most what is wanted, with full windows if that costs nothing of it."""
@@ -163,8 +163,7 @@ class _Search:
         return low * CELL_PADDING
 
     def _fits(self, choice: Choice) -> bool:
-        plan = memory_plan(self._sizes, choice, self._gpus)
-        return all(need.total_bytes <= self._budget.of(need.device) for need in plan.devices)
+        return not self._budget.excess(memory_plan(self._sizes, choice, self._gpus))
 
     def _choice(self, context: int, kv_type: KvType, placement: _Placement, full_window: bool) -> Choice:
         kv = replace(self._shape(context, self._sizes, full_window), type=kv_type)
@@ -181,7 +180,12 @@ class _Search:
             return trained
         choice = self._choice(trained, self._types()[0], self.placements()[0], True)
         whole = memory_plan(self._sizes, choice, self._gpus)
-        is_plenty = all(PLENTY * need.total_bytes <= self._budget.of(need.device) for need in whole.devices)
+        share = Budget(
+            self._budget.ram_bytes // PLENTY,
+            tuple((name, free // PLENTY) for name, free in self._budget.gpus),
+            self._budget.sharing,
+        )
+        is_plenty = not share.excess(whole)
         return trained if is_plenty else USUAL_CONTEXT
 
     def _types(self) -> Sequence[KvType]:

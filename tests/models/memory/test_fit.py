@@ -127,7 +127,8 @@ def test_nothing_that_is_called_fitting_exceeds_its_budget(models, name, ram, gp
     budget = Budget(ram, tuple((f"GPU{number}", free) for number, free in enumerate(gpus)))
     found = fit(sizes, budget, shape, Wish(context, kv_type))
     needs = {need.device: need.total_bytes for need in found.plan.devices}
-    over = {device: need - budget.of(device) for device, need in needs.items() if need > budget.of(device)}
+    allowed = {RAM: ram, **dict(budget.gpus)}
+    over = {device: need - allowed[device] for device, need in needs.items() if need > allowed[device]}
     assert found.fits == (not over)
     assert dict(found.lacking) == over
     assert found.context_tokens <= found.wanted_context
@@ -142,3 +143,16 @@ def test_the_budget_is_used_where_the_model_could_use_it(models):
         budget = choose.randrange(needed, whole)
         found = fit(sizes, Budget(budget), shape, Wish(context_tokens=1 << 17))
         assert USED_SHARE * budget <= found.plan.total_bytes <= budget
+
+
+def test_what_a_gpu_takes_of_the_ram_counts_there(models):
+    sizes = models["llama"]
+    wish = Wish(context_tokens=SMALL_CONTEXT, kv_type=KvType.F16)
+    enough = 200 * MIB
+    apart = fit(sizes, Budget(enough, (("GPU0", enough),)), shape, wish)
+    assert apart.fits
+    needed = apart.plan.total_bytes
+    assert needed > apart.plan.ram.total_bytes
+    shared = Budget(needed - 1, (("GPU0", enough),), frozenset({"GPU0"}))
+    assert shared.excess(apart.plan) == ((RAM, 1),)
+    assert fit(sizes, Budget(needed, shared.gpus, shared.sharing), shape, wish).plan == apart.plan
