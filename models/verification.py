@@ -48,8 +48,8 @@ class KnownDigest:
 
 def known_digests(record: Record) -> tuple[KnownDigest | None, ...]:
     """What is known of each of the record's files, in their order; nothing is read."""
-    fetched = record.parts_sha256 if record.parts else (record.sha256 or _of_catalogue(record),)
-    own = [KnownDigest(digest, "what was fetched") if digest else None for digest in fetched]
+    fetched = record.parts_sha256 if record.parts else (record.sha256,)
+    own = [KnownDigest(digest, "what was fetched") if digest else _of_catalogue(record) for digest in fetched]
     own += [None] * (len(record.paths) - len(own))
     return tuple(known or _of_name(path) for known, path in zip(own, record.paths, strict=False))
 
@@ -91,10 +91,10 @@ def _verification(known: tuple[KnownDigest | None, ...]) -> Verification:
     return Verification(Verdict.SOUND, f"{what}, by {vouched[0].witness}")
 
 
-def _of_catalogue(record: Record) -> str | None:
+def _of_catalogue(record: Record) -> KnownDigest | None:
     """A file that changed since it was fetched has lost its digest, and the catalogue still knows it."""
     entry = catalog.find(record.name) if record.source is Source.CATALOGUE else None
-    return None if entry is None else entry.sha256
+    return None if entry is None else KnownDigest(entry.sha256, "the catalogue")
 
 
 def _of_name(path: Path) -> KnownDigest | None:

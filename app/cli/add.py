@@ -38,7 +38,8 @@ def command(what: tuple[str, ...], place: str | None, name: str | None) -> ExitC
     findings = _found_in(_PLACES[place], what) if place is not None else _found_at(what)
     if name is not None and len(findings.found) != 1:
         raise UsageError(f"--name is for one file, and there are {len(findings.found)}: name one of them")
-    return _add(Store(Folders.of_user().models), findings, name)
+    asked = {found.path for found in findings.found} if place is not None and what else {*map(Path, what)}
+    return _add(Store(Folders.of_user().models), findings, name, asked)
 
 
 def _found_at(paths: Iterable[str]) -> Findings:
@@ -77,8 +78,8 @@ def _found_in(place: places.Place, names: tuple[str, ...]) -> Findings:
     return Findings(tuple(chosen))
 
 
-def _add(store: Store, findings: Findings, name: str | None) -> ExitCode:
-    """Add what was found: names on stdout, what was done on stderr. A single file's error is the command's."""
+def _add(store: Store, findings: Findings, name: str | None, asked: set[Path]) -> ExitCode:
+    """Add what was found: names on stdout, what was done on stderr. It is no success where a file that was `asked` for fails."""
     if len(findings.found) == 1 and not findings.unusable:
         (found,) = findings.found
         print(store.add(found.path, name, suggested=found.name, aliases=found.aliases).name)
@@ -86,11 +87,13 @@ def _add(store: Store, findings: Findings, name: str | None) -> ExitCode:
     before = {record.name for record in store.list().records}
     added: set[str] = set()
     reasons = [unusable.reason for unusable in findings.unusable]
+    code = ExitCode.OK
     for found in findings.found:
         try:
             record = store.add(found.path, suggested=found.name, aliases=found.aliases)
         except ModelError as error:
             reasons.append(str(error))
+            code = ExitCode.MODEL if found.path in asked else code
             continue
         if record.name not in added:
             added.add(record.name)
@@ -99,4 +102,4 @@ def _add(store: Store, findings: Findings, name: str | None) -> ExitCode:
             print(f"{record.name} {what}: {record.size_bytes / 1e6:,.0f} MB, {printable(record.path)}", file=sys.stderr)
     for reason in dict.fromkeys(reasons):
         tell(f"not added: {reason}")
-    return ExitCode.OK if added else ExitCode.MODEL
+    return code if added else ExitCode.MODEL

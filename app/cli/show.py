@@ -16,7 +16,7 @@ from pinyon.models.errors import TemplateMissingError
 from pinyon.models.model_record import Record
 from pinyon.models.split_files import headers_of
 from pinyon.models.store import Store
-from pinyon.models.verification import known_digests
+from pinyon.models.verification import KnownDigest, known_digests
 
 _LABEL: Final = 13
 _MIN_VALUE: Final = 20
@@ -44,7 +44,12 @@ def command(name: str, as_json: bool, template: bool) -> None:
                 "aliases": record.aliases,
                 "source": record.source,
                 "files": [
-                    {"path": path, "size_bytes": identity.size_bytes, "sha256": digest}
+                    {
+                        "path": path,
+                        "size_bytes": identity.size_bytes,
+                        "sha256": None if digest is None else digest.sha256,
+                        "sha256_by": None if digest is None else digest.witness,
+                    }
                     for path, identity, digest in zip(record.paths, record.identities, digests, strict=True)
                 ],
                 **msgspec.structs.asdict(about),
@@ -60,13 +65,13 @@ def command(name: str, as_json: bool, template: bool) -> None:
         print(line + _cut(printable(_text(shown)), max(room - len(line), _MIN_VALUE)))
 
 
-def _digests(record: Record, remembered: str) -> list[str | None]:
+def _digests(record: Record, remembered: str) -> tuple[KnownDigest | None, ...]:
     """Of each file, what it should be; else what it was when it was loaded last, if that is one file's."""
-    known = [None if digest is None else digest.sha256 for digest in known_digests(record)]
-    return known if known != [None] else [remembered or None]
+    known = known_digests(record)
+    return (KnownDigest(remembered, "what was loaded last"),) if known == (None,) and remembered else known
 
 
-def _rows(record: Record, about: Description, digests: list[str | None]) -> list[tuple[str, str]]:
+def _rows(record: Record, about: Description, digests: tuple[KnownDigest | None, ...]) -> list[tuple[str, str]]:
     template = (
         "none" if about.chat_template is None else f"{len(about.chat_template):,} characters (--template shows it)"
     )
@@ -85,9 +90,13 @@ def _rows(record: Record, about: Description, digests: list[str | None]) -> list
         ("licence", about.license or "not said in the file"),
         *(("tensors" if number == 0 else "", line) for number, line in enumerate(_mix(about))),
         *(("file" if number == 0 else "", str(path)) for number, path in enumerate(record.paths)),
-        *(("sha256" if number == 0 else "", digest or "unknown") for number, digest in enumerate(digests)),
+        *(("sha256" if number == 0 else "", _digest_text(digest)) for number, digest in enumerate(digests)),
     ]
     return [(label, value) for label, value in rows if value is not None]
+
+
+def _digest_text(digest: KnownDigest | None) -> str:
+    return "unknown" if digest is None else f"{digest.sha256}, by {digest.witness}"
 
 
 def _mix(about: Description) -> list[str]:

@@ -8,12 +8,14 @@ from pathlib import Path
 class Found:
     """A model's file; of a split model, one of its parts.
 
-    `name` is what its place calls it, empty where that names nothing but files; `aliases` are what else may name it there.
+    `name` and `aliases` are what its place calls it, empty where that names nothing but files; `repo` is the `owner/repo`
+    that it comes from.
     """
 
     path: Path
     name: str = ""
     aliases: tuple[str, ...] = ()
+    repo: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,3 @@ class Findings:
 def is_projector(path: Path) -> bool:
     """Whether a file is called as those are that go along with a model, and are none."""
     return "mmproj" in path.name.lower()
-
-
-def repo_aliases(parts: tuple[str, ...]) -> tuple[str, ...]:
-    """`owner/repo` and `owner/repo/file` of a path in a hub; nothing for a shorter one."""
-    return ("/".join(parts[:2]), "/".join(parts)) if len(parts) > 2 else ()

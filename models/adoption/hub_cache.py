@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from pinyon.models.adoption import folders
-from pinyon.models.adoption.found import Findings, Found, Unusable, is_projector, repo_aliases
+from pinyon.models.adoption.found import Findings, Found, Unusable, is_projector
 from pinyon.models.disk import printable
 
 _REPO: Final = "models--"
@@ -18,7 +18,7 @@ _REPO: Final = "models--"
 def roots(home: Path, environment: Mapping[str, str]) -> tuple[Path, ...]:
     """Where the cache is, by the variables that the library knows."""
     chosen = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE")
-    if chosen is not None:
+    if chosen:
         return (Path(os.path.expanduser(chosen)),)  # noqa: PTH111  Path.expanduser raises for an unknown user
     cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
     hub_home = environment.get("HF_HOME") or str(cache / "huggingface")
@@ -38,7 +38,7 @@ def find_in(root: Path) -> Findings:
 
 
 def _of_repo(repo: Path) -> Findings:
-    name = repo.name.removeprefix(_REPO).split("--")
+    name = repo.name.removeprefix(_REPO).replace("--", "/")
     found: dict[tuple[str, ...], Found] = {}
     unusable: list[Unusable] = []
     for snapshot in _snapshots(repo):
@@ -47,7 +47,7 @@ def _of_repo(repo: Path) -> Findings:
         for each in findings.found:
             inside = each.path.relative_to(snapshot).parts
             if inside not in found and not is_projector(each.path):
-                found[inside] = Found(each.path, aliases=repo_aliases((*name, *inside)))
+                found[inside] = Found(each.path, repo=name)
     return Findings(tuple(found.values()), tuple(unusable))
 
 

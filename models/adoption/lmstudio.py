@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pinyon.models.adoption import folders
-from pinyon.models.adoption.found import Findings, Found, is_projector, repo_aliases
+from pinyon.models.adoption.found import Findings, Found, is_projector
 
 
 def roots(home: Path, _environment: Mapping[str, str]) -> tuple[Path, ...]:
@@ -14,7 +14,7 @@ def roots(home: Path, _environment: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def find_in(root: Path) -> Findings:
-    """The models of a folder, which are also called by their repo; projectors are left out."""
+    """The models of a folder; projectors are left out."""
     findings = folders.find_in(root)
     return replace(
         findings, found=tuple(_named(found, root) for found in findings.found if not is_projector(found.path))
@@ -22,4 +22,5 @@ def find_in(root: Path) -> Findings:
 
 
 def _named(found: Found, root: Path) -> Found:
-    return replace(found, aliases=repo_aliases(found.path.relative_to(root).parts))
+    folders_above = found.path.relative_to(root).parts[:-1]
+    return replace(found, repo="/".join(folders_above[:2])) if len(folders_above) > 1 else found

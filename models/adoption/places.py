@@ -60,10 +60,10 @@ def not_recorded(findings: Findings, records: Sequence[Record]) -> tuple[Found, 
 
 
 def called(found: Found, name: str) -> bool:
-    """Whether a name means this model: what its place calls it, its file's name or stem, its repo; in any case."""
-    wanted = normalised(name)
-    names = (found.name, *found.aliases, found.path.name, found.path.stem)
-    return wanted in {normalised(each) for each in names}
+    """Whether a name means this model: what its place calls it, its file's name or stem, its repo, or both; in any case."""
+    files = (found.path.name, found.path.stem)
+    names = (found.name, *found.aliases, found.repo, *files, *(f"{found.repo}/{file}" for file in files))
+    return normalised(name) in {normalised(each) for each in names}
 
 
 def place_of(path: Path, home: Path, environment: Mapping[str, str]) -> Place | None:

@@ -11,7 +11,7 @@ from split_models import split_gguf
 from pinyon.models.catalog import find
 from pinyon.models.model_record import Source
 from pinyon.models.store import Store
-from pinyon.models.verification import Verdict, known_digests, verify
+from pinyon.models.verification import KnownDigest, Verdict, known_digests, verify
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_zeros_inside_a_file_are_seen_by_nobody_else(store, copy):
 
 def test_a_file_of_the_catalogue_is_known_after_it_changed(store, copy):
     changed = msgspec.structs.replace(store.add(copy, "smollm2"), source=Source.CATALOGUE)
-    assert known_digests(changed)[0].sha256 == find("smollm2").sha256
+    assert known_digests(changed) == (KnownDigest(find("smollm2").sha256, "the catalogue"),)
     assert verify(changed).verdict is Verdict.DAMAGED
     own = msgspec.structs.replace(changed, source=Source.ADDED)
     assert known_digests(own) == (None,), "a file of the user's that has the same name"

@@ -100,6 +100,16 @@ def test_what_is_not_there_is_refused(add, tmp_path):
     )
 
 
+def test_a_file_that_was_asked_for_and_fails_is_no_success(add, tiny, tmp_path):
+    bad = tmp_path / "folder" / "bad.gguf"
+    bad.parent.mkdir()
+    bad.write_bytes(LFS)
+    done = add(tiny, bad)
+    assert (done.returncode, done.stdout) == (3, b"tiny\n")
+    assert add(tiny, bad.parent).returncode == 0, "in a folder there may be anything"
+    assert add(bad.parent).returncode == 3, "nothing was added"
+
+
 def test_a_name_is_for_one_file(add, tiny, tmp_path):
     folder = tmp_path / "two"
     folder.mkdir()

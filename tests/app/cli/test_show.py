@@ -36,6 +36,7 @@ def test_as_json_all_of_it_is_there(tmp_path, tiny):
     about = json.loads(shown(tmp_path, parts[2], "--json"))
     assert [file["path"] for file in about["files"]] == list(map(str, parts))
     assert [file["size_bytes"] for file in about["files"]] == [path.stat().st_size for path in parts]
+    assert [file["sha256"] for file in about["files"]] == [None] * 3
     assert (about["name"], about["source"], about["context_tokens"]) == ("big", "path", CONTEXT)
     assert about["chat_template"] == CHATML
     assert {group["group"] for group in about["groups"]} >= {
@@ -62,7 +63,7 @@ def test_a_digest_that_is_known_is_shown(tmp_path, tiny):
     blob = tmp_path / "blobs" / f"sha256-{digest}"
     blob.parent.mkdir()
     blob.write_bytes(tiny.read_bytes())
-    assert f"\nsha256       {digest}\n" in shown(tmp_path, blob)
+    assert f"\nsha256       {digest}, by its name in Ollama's store\n" in shown(tmp_path, blob)
 
 
 @pytest.fixture

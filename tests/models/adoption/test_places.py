@@ -14,10 +14,6 @@ from pinyon.models.store import Store
 OLLAMA, LMSTUDIO, HUB = places.PLACES
 
 
-def summary(findings):
-    return {found.path.name[:15]: (found.name, found.aliases) for found in findings.found}
-
-
 # Ollama
 
 
@@ -96,9 +92,9 @@ def test_models_of_lm_studio_are_also_called_by_their_repo(tmp_path):
     for name in ("Qwen3-Q4_K_M.gguf", "mmproj-Qwen3-F16.gguf", "config.json"):
         (folder / name).touch()
     (tmp_path / "loose.gguf").touch()
-    assert summary(lmstudio.find_in(tmp_path)) == {
-        "Qwen3-Q4_K_M.gg": ("", ("lmstudio-community/Qwen3-GGUF", "lmstudio-community/Qwen3-GGUF/Qwen3-Q4_K_M.gguf")),
-        "loose.gguf": ("", ()),
+    assert {found.path.name: found.repo for found in lmstudio.find_in(tmp_path).found} == {
+        "Qwen3-Q4_K_M.gguf": "lmstudio-community/Qwen3-GGUF",
+        "loose.gguf": "",
     }
 
 
@@ -114,12 +110,12 @@ def test_files_of_the_hub_are_taken_from_the_snapshot_of_main(tmp_path):
     (tmp_path / "datasets--owner--words").mkdir()
     findings = hub_cache.find_in(tmp_path)
     assert [found.path.name for found in findings.found] == ["m-Q4_0.gguf", "old-only.gguf"]
-    assert findings.found[0] == Found(new, "", ("owner/Repo-GGUF", "owner/Repo-GGUF/m-Q4_0.gguf"))
+    assert findings.found[0] == Found(new, repo="owner/Repo-GGUF")
 
 
 def test_files_in_folders_of_a_repo_are_found(tmp_path):
-    hub_file(tmp_path, "owner/repo", "Q8_0/m-Q8_0.gguf", b"GGUF")
-    assert hub_cache.find_in(tmp_path).found[0].aliases == ("owner/repo", "owner/repo/Q8_0/m-Q8_0.gguf")
+    path = hub_file(tmp_path, "owner/repo", "Q8_0/m-Q8_0.gguf", b"GGUF")
+    assert hub_cache.find_in(tmp_path).found == (Found(path, repo="owner/repo"),)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +126,7 @@ def test_files_in_folders_of_a_repo_are_found(tmp_path):
         ({"HF_HOME": "/hf", "XDG_CACHE_HOME": "/c"}, "/hf/hub"),
         ({"HF_HUB_CACHE": "/hub", "HF_HOME": "/hf"}, "/hub"),
         ({"HUGGINGFACE_HUB_CACHE": "/legacy"}, "/legacy"),
+        ({"HF_HUB_CACHE": "", "HUGGINGFACE_HUB_CACHE": "", "HF_HOME": ""}, "home/.cache/huggingface/hub"),
     ],
 )
 def test_where_the_hub_keeps_its_cache(environment, expected):
@@ -174,9 +171,11 @@ def test_what_is_recorded_is_not_counted_and_a_split_model_counts_once(tmp_path)
     assert [places.not_recorded(each, store.list().records) for each in there] == [(), ()]
 
 
-@pytest.mark.parametrize("name", ["llama3.2", "LLAMA3.2:latest", "llama3.2:3b", "file.gguf", "FILE", "owner/repo"])
+@pytest.mark.parametrize(
+    "name", ["llama3.2", "LLAMA3.2:latest", "llama3.2:3b", "file.gguf", "FILE", "owner/repo", "Owner/Repo/file.gguf"]
+)
 def test_a_model_is_meant_by_any_of_its_names(name):
-    assert places.called(Found(Path("/x/file.gguf"), "llama3.2:latest", ("llama3.2:3b", "owner/repo")), name)
+    assert places.called(Found(Path("/x/file.gguf"), "llama3.2:latest", ("llama3.2:3b",), "owner/repo"), name)
     assert not places.called(Found(Path("/x/file.gguf"), "llama3.2:latest"), "llama3")
 
 
