@@ -21,6 +21,7 @@ _URI_PREFIX = "file:///" if os.name == "nt" else "file://"
 
 class Source(StrEnum):
     CATALOGUE = "catalogue"  # fetched by Pinyon, which may delete the file
+    HUB = "hub"  # pulled from the hub: Pinyon may delete what lies in its own folder
     ADDED = "added"  # the user's file, used where it lies
     PATH = "path"  # given by path for one run, not recorded
 
@@ -41,7 +42,10 @@ class FileIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model on this machine. `sha256` is set where the whole file was verified against it."""
+    """A model on this machine. `sha256` is set where the whole file was verified against it.
+
+    `parts` are the other files of a split model, whose first is `path`.
+    """
 
     name: str
     aliases: tuple[str, ...]
@@ -50,6 +54,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     added_at: datetime
     sha256: str | None
     checked: FileIdentity
+    parts: tuple[Path, ...] = ()
 
     @property
     def size_bytes(self) -> int:

@@ -148,6 +148,31 @@ class Store:
         write_record(self._record_file(record.name), record)
         return record
 
+    def adopt_from_hub(
+        self, names: tuple[str, ...], aliases: tuple[str, ...], paths: tuple[Path, ...], sha256s: tuple[str, ...]
+    ) -> Record:
+        """Record a model of the hub; a record of it from an earlier pull, known by the first alias, keeps its name.
+
+        A new one gets the first of `names` that is free. `paths` are its files in their order, `sha256s` what they were
+        verified against, empty where they were not. Raises ModelFileError, and StoreError when no name is free.
+        """
+        identity, _ = _check_header(paths[0])
+        known = self._find(aliases[0])
+        for name in names if known is None else (known.name,):
+            record = msgspec.structs.replace(
+                new_record(name, paths[0], Source.HUB, identity),
+                aliases=aliases,
+                sha256=sha256s[0] if len(sha256s) == 1 else None,
+                parts=paths[1:],
+            )
+            if known is not None:
+                write_record(self._record_file(name), record)
+                return record
+            if self._find(name) is None:
+                self._claim(record)
+                return record
+        raise _taken(names[0])
+
     def remove(self, name: str) -> Removal:
         """Forget the model of that name, and delete its file if Pinyon fetched it into the models folder.
 
