@@ -17,11 +17,11 @@ class CachedRepo:
 
 def cached_repos(address: Address) -> list[CachedRepo]:
     """The commits of this repository in the cache: the one that the revision means first, then the latest; those alone for a given one."""
-    from huggingface_hub import scan_cache_dir  # noqa: PLC0415  only where the hub's cache is looked into
+    from huggingface_hub import constants, scan_cache_dir  # noqa: PLC0415  only where the hub's cache is looked into
     from huggingface_hub.errors import CacheNotFound  # noqa: PLC0415
 
     try:
-        cache = scan_cache_dir()
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except (CacheNotFound, ValueError, OSError):  # there is none, or none that can be read
         return []
     found = next((repo for repo in cache.repos if (repo.repo_type, repo.repo_id) == ("model", address.repo_id)), None)

@@ -40,8 +40,8 @@ def fetch(
     targets = [_target(models_dir, repo.repo_id, file) for file in model.files]
     again = f"`pinyon pull {repo.repo_id}:{printable(model.label)}` goes on from there"
     try:
+        _stay_inside(models_dir, models_dir / ".partial")
         partial_dir = private_folder(models_dir / ".partial")
-        _stay_inside(models_dir, partial_dir)
         stem = _stem(repo, model)
         with _sole_writer(partial_dir / f"{stem}.lock", waiting, cancelled):
             _Pull(repo, model, partial_dir, stem, Patience(cancelled=cancelled)).run(targets, models_dir, progress)
@@ -73,7 +73,8 @@ class _Pull:
         self._check_space([file for file, _ in missing], models_dir)
         done = sum(file.size_bytes for file in self._files) - sum(file.size_bytes for file, _ in missing)
         for file, target in missing:
-            _stay_inside(models_dir, private_folder(target.parent))
+            _stay_inside(models_dir, target.parent)
+            private_folder(target.parent)
             self._receive(file, done, progress)
             self._verify(file)
             self._partials[file.name].replace(target)
@@ -134,7 +135,7 @@ def _stem(repo: HubRepo, model: HubModel) -> str:
 
 
 def _stay_inside(models_dir: Path, folder: Path) -> None:
-    """Raises DownloadError where a symbolic link leads out of the models folder."""
+    """Raises DownloadError where a symbolic link leads out of the models folder; asked before anything is made there."""
     if not folder.resolve().is_relative_to(models_dir.resolve()):
         raise DownloadError(
             f"{printable(folder)} leads out of {printable(models_dir)}, through a symbolic link: remove the link and pull again"
