@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Self
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 _PIECE_BYTES = 256 << 10
 
@@ -232,7 +232,7 @@ class FakeHub:
         else:
             file = repo.files[name]
             headers = {
-                "Location": f"{self.cdn_url}/{repo_id}/{name}",
+                "Location": f"{self.cdn_url}/{quote(f'{repo_id}/{name}')}",
                 "X-Repo-Commit": repo.commit,
                 "X-Linked-Etag": f'"{file.told_sha256}"',
                 "X-Linked-Size": str(file.size),

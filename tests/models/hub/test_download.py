@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fake_hub import FakeFile, wait_until
 
-from pinyon.models.errors import DownloadError, ModelError, StoreError
+from pinyon.models.errors import DownloadError, HubAccessError, ModelError, StoreError
 from pinyon.models.hub import download
 from pinyon.models.hub.address import Address
 from pinyon.models.hub.download import fetch
@@ -228,6 +228,21 @@ def test_a_disk_that_fills_up_leaves_a_pull_to_go_on_with(pulled, monkeypatch):
         ):
             pulled()
     assert pulled() == [DATA]
+
+
+def test_a_gated_file_says_what_to_do(hub, pulled, monkeypatch):
+    hub.add("owner/repo", {NAME: DATA}, gated="manual")
+    with pytest.raises(HubAccessError, match=r"owner/repo is gated: accept its licence on .*/owner/repo .*HF_TOKEN"):
+        pulled()
+    monkeypatch.setenv("HF_TOKEN", "mine")
+    assert pulled() == [DATA]
+    assert {one.authorization for one in hub.of("cdn")} == {None}
+
+
+def test_names_that_a_url_has_to_quote(hub, models, pulled):
+    hub.add("owner/repo", {"ä ö/m#1%-Q4_0.gguf": DATA})
+    assert pulled() == [DATA]
+    assert (models / "hub" / "owner" / "repo" / "ä ö" / "m#1%-Q4_0.gguf").exists()
 
 
 def test_a_file_without_a_digest_is_refused(hub, pulled):
