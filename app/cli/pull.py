@@ -63,9 +63,7 @@ def pull_from_hub(text: str, models_dir: Path) -> None:
 
     store, address = Store(models_dir), parse_address(text)
     if (record := already_here(address, store)) is not None:
-        _tell_how_to_use(
-            record, f"was here already (`pinyon rm {record.name}` and another pull bring what the hub has now)"
-        )
+        _tell_how_to_use(record, "was here already")
         return
     with _ended_with_its_children():
         found = find(address)

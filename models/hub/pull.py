@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pinyon.models.catalog import MAX_NAME_CHARS, slug
-from pinyon.models.errors import ModelError, ModelFileError, ModelNotFoundError
+from pinyon.models.disk import printable
+from pinyon.models.errors import DownloadError, ModelError, ModelFileError, ModelNotFoundError
 from pinyon.models.hub import download
 from pinyon.models.hub.address import Address
 from pinyon.models.hub.cached import cached_repos
@@ -64,6 +65,11 @@ def find(address: Address) -> Found:
             continue
         if address.choice is not None or model.quant == DEFAULT_QUANT or constants.is_offline_mode():
             return Found(address, cached.repo, model, cached.folder)
+    if constants.is_offline_mode():
+        raise DownloadError(
+            f"HF_HUB_OFFLINE is set, and the hub's cache in {printable(constants.HF_HUB_CACHE)} does not have"
+            f" {address.repo_id}:{printable(address.choice or DEFAULT_QUANT)}: unset it to fetch the model"
+        )
     repo = read_repo(address)
     return Found(address, repo, chosen(repo, address.choice), None)
 

@@ -245,6 +245,18 @@ def test_names_that_a_url_has_to_quote(hub, models, pulled):
     assert (models / "hub" / "owner" / "repo" / "ä ö" / "m#1%-Q4_0.gguf").exists()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="no such limit there")
+def test_a_write_that_fails_on_the_way_leaves_what_was_written(hub, models, pulled, tmp_path):
+    with pull_elsewhere(hub, models, tmp_path, 1_500_000) as process:
+        _, words = process.communicate(timeout=20)
+    assert "DownloadError: owner/repo could not be written to" in words
+    assert "File too large; `pinyon pull owner/repo:Q4_0` goes on from there" in words
+    assert partial_of(models).stat().st_size == 1_500_000
+    hub.asked.clear()
+    assert pulled() == [DATA]
+    assert ranges_of(hub) == [f"bytes=1500000-{len(DATA) - 1}"]
+
+
 def test_a_file_without_a_digest_is_refused(hub, pulled):
     hub.add("owner/repo", {NAME: FakeFile(DATA, is_lfs=False)})
     with pytest.raises(DownloadError, match=r"the hub has no SHA-256 of m-Q4_0\.gguf, so it cannot be verified"):
@@ -294,6 +306,9 @@ def test_links_in_the_place_of_files_are_replaced(models, pulled, tmp_path):
 
 PULL = """
 import sys
+if len(sys.argv) > 2:
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
 from pathlib import Path
 from pinyon.models.hub.address import Address
 from pinyon.models.hub.download import fetch
@@ -304,11 +319,15 @@ print(fetch(repo, chosen(repo, None), Path(sys.argv[1]), lambda _: None, lambda:
 
 
 @contextlib.contextmanager
-def pull_elsewhere(hub, models, tmp_path):
-    """The same pull in another process."""
+def pull_elsewhere(hub, models, tmp_path, *file_limit_bytes):
+    """The same pull in another process, where no file may grow beyond the limit."""
     environment = {**os.environ, **hub.environment(tmp_path / "hf")}
     with subprocess.Popen(
-        [sys.executable, "-c", PULL, str(models)], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PULL, str(models), *map(str, file_limit_bytes)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
             yield process
