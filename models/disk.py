@@ -1,5 +1,6 @@
 """What the models folder asks of a disk: private folders, files that are whole or absent, paths that can be printed."""
 
+import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -35,6 +36,12 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of the whole file, in hex. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync_folder(path: Path) -> None:

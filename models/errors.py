@@ -8,6 +8,9 @@ ModelError
 │   └── UnsupportedModelError       a sound file that Pinyon does not run (adapter, projector, ...)
 ├── StoreError               the models folder: name taken, record unreadable, not enough space
 ├── DownloadError            fetching failed: network, checksum, missing tool
+│   ├── HubAccessError       the hub wants a token, another one, or a licence accepted
+│   ├── HubBusyError         too many requests, or the hub in trouble; says when to try again where it is known
+│   └── HubConnectionError   the hub cannot be reached, or the connection broke
 └── TemplateError            a chat template is missing, refuses the messages, or is too expensive
     ├── TemplateMissingError
     ├── TemplateRejectedError
@@ -52,6 +55,20 @@ class StoreError(ModelError):
 
 
 class DownloadError(ModelError):
+    pass
+
+
+class HubAccessError(DownloadError):
+    pass
+
+
+class HubBusyError(DownloadError):
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class HubConnectionError(DownloadError):
     pass
 
 

@@ -21,6 +21,7 @@ _URI_PREFIX = "file:///" if os.name == "nt" else "file://"
 
 class Source(StrEnum):
     CATALOGUE = "catalogue"  # fetched by Pinyon, which may delete the file
+    HUB = "hub"  # pulled from the hub: Pinyon may delete what lies in its own folder
     ADDED = "added"  # the user's file, used where it lies
     PATH = "path"  # given by path for one run, not recorded
 

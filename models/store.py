@@ -156,6 +156,32 @@ class Store:
         write_record(self._record_file(record.name), record)
         return record
 
+    def adopt_from_hub(
+        self, names: tuple[str, ...], aliases: tuple[str, ...], paths: tuple[Path, ...], sha256s: tuple[str, ...]
+    ) -> Record:
+        """Record a model of the hub; a record of it from an earlier pull, known by the first alias, keeps its name.
+
+        A new one gets the first of `names` that is free. `paths` are its files in their order, `sha256s` what they were
+        verified against, empty where they were not. Raises ModelFileError, and StoreError when no name is free.
+        """
+        files = _runnable_files(paths[0])
+        known = self.find(aliases[0])
+        is_split = len(files.paths) > 1
+        for name in names if known is None else (known.name,):
+            record = msgspec.structs.replace(
+                _record(name, files, Source.HUB),
+                aliases=aliases,
+                sha256=None if is_split else next(iter(sha256s), None),
+                parts_sha256=sha256s if is_split and len(sha256s) == len(files.paths) else (),
+            )
+            if known is not None:
+                write_record(self._record_file(name), record)
+                return record
+            if self.find(name) is None:
+                self._claim(record)
+                return record
+        raise _taken(names[0])
+
     def remove(self, name: str) -> Removal:
         """Forget the model of that name, and delete its files if Pinyon fetched them, and no other record has them.
 

@@ -5,7 +5,6 @@ the parts joined so far, a checkpoint of how many bytes of that are sound, and a
 model. The finished file appears in `<models_dir>` in one step.
 """
 
-import hashlib
 import importlib.util
 import os
 import shutil
@@ -22,7 +21,7 @@ from typing import Annotated
 import msgspec
 
 from pinyon.models.catalog import CatalogEntry, Part
-from pinyon.models.disk import printable, private_folder, sync_folder, write_atomically
+from pinyon.models.disk import printable, private_folder, sha256_of, sync_folder, write_atomically
 from pinyon.models.errors import DownloadError, StoreError
 
 if sys.platform != "win32":
@@ -167,7 +166,7 @@ class _Pull:
             raise DownloadError(f"{where} arrived damaged ({error}): pull again") from None
 
     def _verify(self) -> None:
-        digest = _sha256(self._joined)
+        digest = sha256_of(self._joined)
         if digest != self._entry.sha256:
             size = self._joined.stat().st_size
             self._joined.unlink()
@@ -261,9 +260,4 @@ def _largest_file_bytes(folder: Path) -> int:
 
 def _is_verified(file: Path, entry: CatalogEntry) -> bool:
     """Whether an earlier pull got as far as the finished file."""
-    return file.is_file() and file.stat().st_size == entry.size_bytes and _sha256(file) == entry.sha256
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return file.is_file() and file.stat().st_size == entry.size_bytes and sha256_of(file) == entry.sha256

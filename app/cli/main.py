@@ -16,6 +16,7 @@ COMMANDS: Final = {
     "run": "pinyon.app.cli.run",
     "batch": "pinyon.app.cli.batch",
     "pull": "pinyon.app.cli.pull",
+    "search": "pinyon.app.cli.search",
     "add": "pinyon.app.cli.add",
     "list": "pinyon.app.cli.list",
     "show": "pinyon.app.cli.show",

@@ -89,7 +89,7 @@ def _tenths(name: str, total_bytes: int) -> Callable[[int], None]:
 
     def on_progress(done: int) -> None:
         nonlocal told
-        if (tenth := 10 * done // total_bytes) > told:
+        if (tenth := 10 * done // max(total_bytes, 1)) > told:
             told = tenth
             print(f"{name}: {tenth * 10} % of {total_bytes / 1e6:.0f} MB", file=sys.stderr)
 

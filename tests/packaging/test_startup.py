@@ -11,7 +11,20 @@ import pytest
 from pinyon.app.cli.main import COMMANDS
 
 MAIN = "pinyon.app.cli.main"
-HEAVY = ("fastapi", "httpx", "jinja2", "llama_cpp", "numpy", "pydantic", "rich", "starlette", "textual", "uvicorn")
+HEAVY = (
+    "fastapi",
+    "httpx",
+    "httpx2",
+    "huggingface_hub",
+    "jinja2",
+    "llama_cpp",
+    "numpy",
+    "pydantic",
+    "rich",
+    "starlette",
+    "textual",
+    "uvicorn",
+)
 """Each takes 30 to 300 ms."""
 
 

@@ -1,0 +1,53 @@
+"""The headers of a model that is still on the hub: a few megabytes of each file, never its weights."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from pinyon.models.disk import printable
+from pinyon.models.errors import GgufFormatError, HeaderIncompleteError
+from pinyon.models.gguf_header import GgufHeader, parse_header
+from pinyon.models.hub.patience import Patience
+from pinyon.models.hub.remote_file import RemoteFile
+from pinyon.models.hub.repo import HubFile, HubModel, HubRepo
+
+# The first file has the vocabulary before its tensor table; the others have hardly more than a table.
+_FIRST_READ_BYTES: Final = 2 << 20
+_FIRST_READ_OF_SHARD_BYTES: Final = 128 << 10
+_NEXT_READ_BYTES: Final = 4 << 20
+_AT_ONCE: Final = 8
+WITHIN_S: Final = 60.0
+
+
+def remote_headers(
+    repo: HubRepo, model: HubModel, cancelled: Callable[[], bool] = lambda: False, within_s: float = WITHIN_S
+) -> tuple[GgufHeader, ...]:
+    """The headers of all files of a model, in their order; each that its file would have here.
+
+    At most 4 MiB past the end of a tensor table are read. Raises GgufFormatError that names the file, DownloadError and its kinds
+    when they are not here within `within_s` seconds.
+    """
+    stop = threading.Event()
+    patience = Patience(time.monotonic() + within_s, lambda: stop.is_set() or cancelled())
+    firsts = [_FIRST_READ_BYTES] + [_FIRST_READ_OF_SHARD_BYTES] * (len(model.files) - 1)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        try:
+            return tuple(pool.map(lambda file, first: _header(repo, file, patience, first), model.files, firsts))
+        except BaseException:
+            stop.set()  # what the other threads would still read is of no use
+            raise
+
+
+def _header(repo: HubRepo, file: HubFile, patience: Patience, first_read_bytes: int) -> GgufHeader:
+    remote, data, wanted = RemoteFile(repo, file, patience), bytearray(), first_read_bytes
+    while True:
+        for piece in remote.stream(len(data), min(wanted, file.size_bytes)):
+            data += piece
+        try:
+            return parse_header(memoryview(data), file.size_bytes)
+        except HeaderIncompleteError as error:
+            wanted = max(error.needed_bytes, len(data) + _NEXT_READ_BYTES)
+        except GgufFormatError as error:
+            raise GgufFormatError(f"{printable(file.name)} of {repo.repo_id}: {error}") from None
