@@ -1,0 +1,1 @@
+"""What this machine has to compute with, and how fast it is."""
