@@ -143,5 +143,5 @@ async def _lines(
         raise MeasuringError(
             f"the process that measures weight types said nothing for {silence_limit_s:g} s and was ended: {_AGAIN}"
         ) from None
-    except msgspec.DecodeError as error:
+    except (ValueError, msgspec.DecodeError) as error:  # the former for a line without end
         raise MeasuringError(f"the process that measures weight types said what makes no sense: {error}") from None

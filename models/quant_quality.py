@@ -1,5 +1,6 @@
 """What quantising costs a model: how a file's mix of types is called, its bits per weight, and the quality that it is known to lose."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -97,18 +98,18 @@ def mix_name(headers: Sequence[GgufHeader]) -> str:
     said = headers[0].integer("general.file_type")
     if said is not None and not said & _GUESSED and said in FILE_TYPES:
         return FILE_TYPES[said]
-    bytes_of = Counter[str]()
+    weights_of = Counter[str]()
     for header in headers:
         for tensor in header.tensors:
-            bytes_of[tensor.type.name] += round(8 * tensor.size_bytes / tensor.type.bits)
-    return bytes_of.most_common(1)[0][0] if bytes_of else "no weights"
+            weights_of[tensor.type.name] += math.prod(tensor.shape)
+    return weights_of.most_common(1)[0][0] if weights_of else "no weights"
 
 
 def bits_per_weight(headers: Sequence[GgufHeader]) -> float:
     """Return the mean over all tensors of the files, embeddings and norms included; 0 without any."""
     tensors = [tensor for header in headers for tensor in header.tensors]
     bits = sum(8 * tensor.size_bytes for tensor in tensors)
-    return bits / sum(8 * tensor.size_bytes / tensor.type.bits for tensor in tensors) if tensors else 0.0
+    return bits / sum(math.prod(tensor.shape) for tensor in tensors) if tensors else 0.0
 
 
 def expected_loss_nats(name: str) -> float | None:

@@ -26,7 +26,7 @@ PROMPT_ROWS: Final = 512
 """Of the steps that a long prompt is computed in, as in the engine."""
 
 MUCH_FASTER: Final = 1.5
-_SIMILAR_BITS: Final = 0.2
+_SIMILAR_BITS: Final = 0.15
 """How far the bits per weight of another type may be away, as a share."""
 _SLOWEST_DECODE: Final = 0.9
 """What is faster in batches is no advice if it answers one client slower than this."""
@@ -160,7 +160,7 @@ def _is_multiplied(tensor: TensorInfo, layers: int) -> bool:
     name, _, kind = tensor.name.rpartition(".")
     block = _BLOCK.match(name)
     is_used = block is None or int(block[1]) < layers
-    return is_used and kind == "weight" and name not in _LOOKED_UP and sum(size > 1 for size in tensor.shape) > 1
+    return is_used and kind == "weight" and name not in _LOOKED_UP and len(tensor.shape) > 1
 
 
 def _retyped(model: _Model, kind: GgmlType) -> _Model:
