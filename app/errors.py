@@ -7,6 +7,7 @@ AppError
 ├── BusyError               a request was not accepted, and may be sent again later
 │   └── ShuttingDownError
 ├── FolderInUseError        another process uses the folder of KV
+├── MeasuringError          how fast this machine is could not be measured
 ├── ServerError             about the running server: it cannot start, or cannot be reached
 ├── GenerationFailedError   a request ended in Failed; carries the event's kind
 └── AnswerError             an answer came, and is not what was asked for: cut off, no code in it, out of time
@@ -40,6 +41,10 @@ class ShuttingDownError(BusyError):
 
 
 class FolderInUseError(AppError):
+    pass
+
+
+class MeasuringError(AppError):
     pass
 
 

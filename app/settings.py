@@ -72,6 +72,11 @@ class Folders:
         return self.cache / "calibration"
 
     @property
+    def weight_speed(self) -> Path:
+        """What weights of each type cost on this machine."""
+        return self.cache / "weight-speed.json"
+
+    @property
     def templates(self) -> Path:
         return self.config / "templates"
 

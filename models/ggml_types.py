@@ -14,6 +14,11 @@ class GgmlType:
     block_elements: int
     block_bytes: int
 
+    @property
+    def bits(self) -> float:
+        """For each element."""
+        return 8 * self.block_bytes / self.block_elements
+
 
 GGML_TYPES = {
     0: GgmlType("F32", 1, 4),
@@ -52,6 +57,8 @@ GGML_TYPES = {
     41: GgmlType("Q1_0", 128, 18),
     42: GgmlType("Q2_0", 64, 18),
 }
+
+TYPES_BY_NAME = {kind.name: kind for kind in GGML_TYPES.values()}
 
 # Once written to files, no longer read by any runtime: such a file has to be converted again.
 REMOVED_TYPES = {

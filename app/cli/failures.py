@@ -5,7 +5,15 @@ from enum import IntEnum
 from pathlib import Path
 
 from pinyon.app.cli.terminal import tell
-from pinyon.app.errors import AnswerError, AppError, BusyError, GenerationFailedError, ModelSlotError, ServerError
+from pinyon.app.errors import (
+    AnswerError,
+    AppError,
+    BusyError,
+    GenerationFailedError,
+    MeasuringError,
+    ModelSlotError,
+    ServerError,
+)
 from pinyon.app.history.errors import HistoryFileError
 from pinyon.app.settings import Folders
 from pinyon.engine.errors import EngineError
@@ -40,7 +48,7 @@ def exit_code(error: BaseException | None) -> ExitCode:
     match error:
         case EngineError() | GenerationFailedError():
             return _OF_FAILURE[error.kind]
-        case TemplateError() | BusyError() | ServerError() | AnswerError() | HistoryFileError():
+        case TemplateError() | BusyError() | MeasuringError() | ServerError() | AnswerError() | HistoryFileError():
             return ExitCode.FAILED
         case ModelError() | ModelSlotError():
             return ExitCode.MODEL
