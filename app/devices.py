@@ -1,8 +1,12 @@
 """What this machine has for models, put together: memory and cores from the system, GPUs from llama.cpp."""
 
+import contextlib
 import dataclasses
+import importlib.util
 import platform
+import re
 import sys
+from pathlib import Path
 
 from pinyon.app.settings import Settings
 from pinyon.engine.device import Device, DeviceKind
@@ -22,6 +26,26 @@ def this_machine(settings: Settings) -> Devices:
         return Devices(ram, cores, (), gpus_from="llama.cpp could not be asked", build="", gpu_fault=str(error))
     gpus = tuple(_gpu(device) for device in found.devices if device.kind.is_gpu)
     return Devices(ram, cores, gpus, gpus_from="llama.cpp, as it was built", build=found.build)
+
+
+def gpus_here() -> tuple[Gpu, ...]:
+    """Return the GPUs that models can use now; none where llama.cpp was built without, which takes no time to find out.
+
+    Else half a second: a driver has to start. One that fails leaves the GPUs unused.
+    """
+    if not has_gpu_backends():
+        return ()
+    with contextlib.suppress(EngineError):
+        return tuple(_gpu(device) for device in probe_devices().devices if device.kind.is_gpu)
+    return ()
+
+
+def has_gpu_backends() -> bool:
+    """Whether libraries for GPUs lie beside llama.cpp, without loading it."""
+    found = importlib.util.find_spec("llama_cpp")
+    folders = [] if found is None else [Path(place) for place in found.submodule_search_locations or ()]
+    names = (file.name for folder in folders for file in (folder / "lib").glob("*ggml-*"))
+    return any(not re.match(r"(lib)?ggml-(base|cpu)", name) for name in names)
 
 
 def chosen_cores(settings: Settings) -> Cores:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from pinyon.models.ggml_types import TYPES_BY_NAME
 from pinyon.models.gguf_header import GgufHeader
 
 FILE_TYPES: Final = {
@@ -105,6 +106,12 @@ def mix_name(headers: Sequence[GgufHeader]) -> str:
     return weights_of.most_common(1)[0][0] if weights_of else "no weights"
 
 
+def main_type(mix: str) -> str | None:
+    """Return the weight type that a mix of that name is mostly made of: Q4_K of `Q4_K_M`; None for names that do not tell."""
+    names = (name for name in TYPES_BY_NAME if mix == name or mix.startswith(f"{name}_"))
+    return max(names, key=len, default=None)
+
+
 def bits_per_weight(headers: Sequence[GgufHeader]) -> float:
     """Return the mean over all tensors of the files, embeddings and norms included; 0 without any."""
     tensors = [tensor for header in headers for tensor in header.tensors]
@@ -120,9 +127,12 @@ def expected_loss_nats(name: str) -> float | None:
 def quality_text(headers: Sequence[GgufHeader]) -> str:
     """Return name and expected loss as a few words: `Q4_K_M: about 0.03 nats`."""
     name = mix_name(headers)
+    return f"{name}: {loss_text(name)}"
+
+
+def loss_text(name: str) -> str:
+    """Return the expected loss of a mix of that name as a few words."""
     nats = expected_loss_nats(name)
     if nats is None:
-        return f"{name}: loss not known"
-    if nats < _LOSSLESS_NATS:
-        return f"{name}: no loss"
-    return f"{name}: about {nats:.1g} nats"
+        return "loss not known"
+    return "no loss" if nats < _LOSSLESS_NATS else f"about {nats:.1g} nats"

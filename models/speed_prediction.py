@@ -84,6 +84,11 @@ def predicted_speed(headers: Sequence[GgufHeader], speed: WeightSpeed) -> Speed 
     return _speed(_model(headers), speed)
 
 
+def predicted_speed_as(headers: Sequence[GgufHeader], type_name: str, speed: WeightSpeed) -> Speed | None:
+    """Return how fast the same model would be with its layers' weights in another type; None where that was not measured."""
+    return _speed(_retyped(_model(headers), TYPES_BY_NAME[type_name]), speed)
+
+
 def much_faster_type(headers: Sequence[GgufHeader], speed: WeightSpeed) -> FasterType | None:
     """Return the type that would serve prompts and several clients best here, if it is MUCH_FASTER in one of the two than
     the file's, has about as many bits, and decodes no slower. The output layer stays as it is, as quantising tools leave it.

@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "add": "pinyon.app.cli.add",
     "list": "pinyon.app.cli.list",
     "show": "pinyon.app.cli.show",
+    "fit": "pinyon.app.cli.fit",
     "verify": "pinyon.app.cli.verify",
     "rm": "pinyon.app.cli.rm",
     "serve": "pinyon.app.cli.serve",

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pinyon.models.gguf_header import GgufHeader
@@ -67,6 +67,25 @@ class ModelSizes:
         """All tensors that are loaded, each once."""
         own = 0 if self.is_tied else self.output_bytes
         return self.input_bytes + own + sum(layer.bytes for layer in self.layers)
+
+
+def with_weights(sizes: ModelSizes, weights_bytes: int) -> ModelSizes:
+    """Return the sizes of the same model in another quantisation, of which only the bytes of all weights are known."""
+    share = weights_bytes / sizes.weights_bytes
+
+    def scaled(size: int) -> int:
+        return round(size * share)
+
+    return replace(
+        sizes,
+        layers=tuple(
+            LayerWeights(scaled(each.bytes), scaled(each.experts), scaled(each.repacked), scaled(each.repacked_experts))
+            for each in sizes.layers
+        ),
+        input_bytes=scaled(sizes.input_bytes),
+        output_bytes=scaled(sizes.output_bytes),
+        repacked_output_bytes=scaled(sizes.repacked_output_bytes),
+    )
 
 
 def model_sizes(headers: Sequence[GgufHeader], repacked_types: frozenset[str] = frozenset()) -> ModelSizes:

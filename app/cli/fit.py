@@ -1,0 +1,160 @@
+"""`pinyon fit`: whether a model fits here, with how much context, how fast and how good it would be; also before it is fetched."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from pinyon.app.cli import completion
+from pinyon.app.cli.failures import ExitCode
+from pinyon.app.cli.terminal import print_json, tell
+from pinyon.app.settings import Folders, Settings, load_settings
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pinyon.app.verdict import DeviceShare, Here, Verdict
+    from pinyon.models.memory.fit import Wish
+
+_BAR_CELLS: Final = 20
+_TITLES: Final = ("model", "size", "memory", "context", "tok/s *", "quality")
+_KV_TYPES: Final = ("f16", "q8_0", "q4_0")
+
+
+@click.command(name="fit")
+@click.argument("model", metavar="MODEL", shell_complete=completion.models_here)
+@click.option("--context", type=click.IntRange(min=2), help="Tokens of context that are wanted.")
+@click.option("--kv", "kv_type", type=click.Choice(_KV_TYPES), help="How keys and values are stored.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
+def command(model: str, context: int | None, kv_type: str | None, as_json: bool) -> ExitCode:
+    """Show whether a model fits into memory here, with how much context, and how fast it would be.
+
+    \b
+    MODEL is the name of a model that is here, a file's path, or an address on the hub, of which only the header is read:
+        OWNER/REPO               all its quantisations
+        OWNER/REPO:Q6_K          one of them
+    """  # noqa: D301  click needs the control character itself
+    folders = Folders.of_user()
+    settings = load_settings(folders)
+    here = _here(folders, settings)
+    wish = _wish(settings, context, kv_type)
+    verdicts = (
+        _of_the_hub(model, here, wish) if _is_remote(folders, model) else [_of_a_file(folders, model, here, wish)]
+    )
+    if as_json:
+        print_json(verdicts)
+    else:
+        _print(verdicts, here)
+    return ExitCode.OK if any(each.fits for each in verdicts) else ExitCode.DOES_NOT_FIT
+
+
+def _here(folders: Folders, settings: Settings) -> "Here":
+    from pinyon.app.devices import chosen_cores, gpus_here  # noqa: PLC0415  the help starts without all of these
+    from pinyon.app.fit import budget  # noqa: PLC0415
+    from pinyon.app.machine_speed import stored_speed  # noqa: PLC0415
+    from pinyon.app.verdict import Here  # noqa: PLC0415
+    from pinyon.models.machine.ram import read_ram  # noqa: PLC0415
+
+    return Here(budget(settings, read_ram(), gpus_here()), stored_speed(folders, chosen_cores(settings).threads))
+
+
+def _wish(settings: Settings, context: int | None, kv_type: str | None) -> "Wish":
+    from pinyon.models.memory.fit import Wish  # noqa: PLC0415
+    from pinyon.models.memory.kv import KvType  # noqa: PLC0415
+
+    kind = kv_type or settings.kv_type
+    return Wish(context or settings.context, None if kind is None else KvType(kind), settings.gpu_layers)
+
+
+def _is_remote(folders: Folders, model: str) -> bool:
+    from pinyon.models.hub.address import is_address  # noqa: PLC0415
+    from pinyon.models.store import Store  # noqa: PLC0415
+
+    return is_address(model) and not Path(model).exists() and not Store(folders.models).knows(model)
+
+
+def _of_a_file(folders: Folders, model: str, here: "Here", wish: "Wish") -> "Verdict":
+    from pinyon.app.fit import sizes_here  # noqa: PLC0415
+    from pinyon.app.verdict import verdict  # noqa: PLC0415
+    from pinyon.models.split_files import headers_of  # noqa: PLC0415
+    from pinyon.models.store import Store  # noqa: PLC0415
+
+    record = Store(folders.models).resolve(model)
+    headers = headers_of(record.path)
+    return verdict(record.name, headers, sizes_here(headers), here, wish)
+
+
+def _of_the_hub(model: str, here: "Here", wish: "Wish") -> list["Verdict"]:
+    """Read the header of the model that is meant, or of the usual one, and tell the others of the repository by their sizes."""
+    from pinyon.app.fit import sizes_here  # noqa: PLC0415
+    from pinyon.app.verdict import verdict, verdict_of_sibling, with_alternatives  # noqa: PLC0415
+    from pinyon.models.hub.address import parse_address  # noqa: PLC0415
+    from pinyon.models.hub.remote_header import remote_headers  # noqa: PLC0415
+    from pinyon.models.hub.repo import chosen, read_repo  # noqa: PLC0415
+
+    address = parse_address(model)
+    repo = read_repo(address)
+    meant = chosen(repo, address.choice)
+    headers = remote_headers(repo, meant)
+    sizes = sizes_here(headers)
+    found = verdict(meant.label, headers, sizes, here, wish)
+    if address.choice is not None:
+        return [found]
+    others = [
+        verdict_of_sibling(each.label, each.quant, each.size_bytes, (headers, sizes), here, wish)
+        for each in repo.models
+        if each is not meant and not each.missing
+    ]
+    return with_alternatives(sorted([found, *others], key=lambda each: each.size_bytes))
+
+
+def _print(verdicts: list["Verdict"], here: "Here") -> None:
+    from rich.console import Console  # noqa: PLC0415  0.1 s
+
+    from pinyon.app.memory_bar import LEGEND  # noqa: PLC0415
+
+    Console(highlight=False).print(_table(verdicts))
+    print(LEGEND)
+    print("* one answer, eight at once, reading a prompt")
+    for each in verdicts:
+        for line in (*each.compromises, each.remedy, each.faster):
+            if line:
+                tell(f"{each.name}: {line}")
+    if here.speed is None:
+        tell("speeds are not known: `pinyon devices --measure` measures what weights cost here, in some 15 s")
+
+
+def _table(verdicts: list["Verdict"]) -> "Table":
+    from rich import box  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    from pinyon.app.memory_bar import bar_text, memory_bar  # noqa: PLC0415
+    from pinyon.models.disk import printable  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in _TITLES:
+        table.add_column(title, justify="right" if title in {"size", "context"} else "left", no_wrap=title != "model")
+    for each in verdicts:
+        bars = (bar_text(memory_bar(_sizes(share), share.budget_bytes, _BAR_CELLS)) for share in each.devices)
+        cells = (
+            printable(each.name),
+            f"{each.size_bytes / 1e9:.1f} GB",
+            "\n".join(bars),
+            f"{each.context_tokens:,}" if each.fits else "does not fit",
+            _speeds(each),
+            each.quality,
+        )
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _sizes(share: "DeviceShare") -> tuple[int, int, int]:
+    return share.weights_bytes, share.kv_bytes, share.other_bytes
+
+
+def _speeds(verdict: "Verdict") -> str:
+    """One answer, eight at once, and a prompt, in tokens per second."""
+    if (speed := verdict.speed) is None:
+        return "?"
+    return f"{speed.decode_tokens_per_s:.0f}, {speed.batch_tokens_per_s:.0f}, {speed.prefill_tokens_per_s:.0f}"

@@ -1,0 +1,168 @@
+"""What is said of a model before it is loaded, or even fetched: whether it fits here, with how much context, how fast, how good."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from pinyon.app.fit import layout
+from pinyon.models.gguf_header import GgufHeader
+from pinyon.models.machine.weight_speed import WeightSpeed
+from pinyon.models.memory.fit import Budget, Fit, Wish, fit, largest_context
+from pinyon.models.memory.plan import RAM, DeviceNeed
+from pinyon.models.memory.sizes import ModelSizes, with_weights
+from pinyon.models.quant_quality import bits_per_weight, expected_loss_nats, loss_text, main_type, mix_name
+from pinyon.models.speed_prediction import Speed, much_faster_type, predicted_speed, predicted_speed_as
+
+GIB = 1 << 30
+
+
+class DeviceShare(msgspec.Struct, frozen=True):
+    """Bytes that a model takes of a device: `other_bytes` are buffers and the process. `budget_bytes` is what it may take."""
+
+    device: str
+    weights_bytes: int
+    kv_bytes: int
+    other_bytes: int
+    budget_bytes: int
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """`context_tokens` is what would be chosen, `largest_context` what fits at most with KV in f16. Where it does not fit, `remedy` says what would
+    have to change. `faster` names a much faster type of the same model. Speeds are None where nothing was measured. What is not `is_exact`
+    is worked out from another quantisation's header, or of an architecture that keeps something unknown.
+    """
+
+    name: str
+    quantization: str
+    size_bytes: int
+    bits_per_weight: float
+    loss_nats: float | None
+    quality: str
+    fits: bool
+    context_tokens: int
+    largest_context: int
+    kv_type: str
+    full_window: bool
+    gpu_layers: int
+    cpu_expert_layers: int
+    devices: tuple[DeviceShare, ...]
+    compromises: tuple[str, ...]
+    remedy: str
+    speed: Speed | None
+    faster: str
+    is_exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What this machine has to offer: what a model may take, and how fast weights are, where that was measured."""
+
+    budget: Budget
+    speed: WeightSpeed | None = None
+
+
+def verdict(name: str, headers: Sequence[GgufHeader], sizes: ModelSizes, here: Here, wish: Wish) -> Verdict:
+    """Return what is said of a model whose headers are known."""
+    speed = None if here.speed is None else predicted_speed(headers, here.speed)
+    faster = None if here.speed is None else much_faster_type(headers, here.speed)
+    return _verdict(
+        name,
+        mix_name(headers),
+        sum(header.file_bytes for header in headers),
+        bits_per_weight(headers),
+        sizes,
+        here,
+        wish,
+        speed,
+        ""
+        if faster is None
+        else f"{faster.name} of the same model: {faster.prefill:.1f} times as fast in prompts, {faster.batch:.1f} times for 8 clients",
+    )
+
+
+def verdict_of_sibling(
+    name: str,
+    quantization: str,
+    size_bytes: int,
+    known: tuple[Sequence[GgufHeader], ModelSizes],
+    here: Here,
+    wish: Wish,
+) -> Verdict:
+    """Return what is said of another quantisation of a model whose headers are `known`: the same layers with other weights."""
+    headers, sizes = known
+    weights_bytes = max(size_bytes - sum(header.data_offset for header in headers), 1)
+    bits = bits_per_weight(headers) * weights_bytes / sizes.weights_bytes
+    kind = main_type(quantization)
+    speed = None if here.speed is None or kind is None else predicted_speed_as(headers, kind, here.speed)
+    scaled = with_weights(sizes, weights_bytes)
+    found = _verdict(name, quantization, size_bytes, bits, scaled, here, wish, speed, "")
+    return msgspec.structs.replace(found, is_exact=False)
+
+
+def with_alternatives(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Return verdicts on the quantisations of one model, those that do not fit with a hint at the best one that does."""
+    fitting = [each for each in verdicts if each.fits]
+    if not fitting:
+        return list(verdicts)
+    best = max(fitting, key=lambda each: each.size_bytes)
+    hint = f"{best.quantization} of the same model fits, with {best.context_tokens:,} tokens of context"
+    return [
+        each if each.fits else msgspec.structs.replace(each, remedy=f"{each.remedy}: {hint}".removeprefix(": "))
+        for each in verdicts
+    ]
+
+
+def _verdict(
+    name: str,
+    quantization: str,
+    size_bytes: int,
+    bits: float,
+    sizes: ModelSizes,
+    here: Here,
+    wish: Wish,
+    speed: Speed | None,
+    faster: str,
+) -> Verdict:
+    found = fit(sizes, here.budget, layout, wish)
+    choice = found.plan.choice
+    return Verdict(
+        name=name,
+        quantization=quantization,
+        size_bytes=size_bytes,
+        bits_per_weight=round(bits, 2),
+        loss_nats=expected_loss_nats(quantization),
+        quality=loss_text(quantization),
+        fits=found.fits,
+        context_tokens=found.context_tokens,
+        largest_context=largest_context(sizes, here.budget, layout),
+        kv_type=choice.kv.type.value,
+        full_window=choice.kv.full_window,
+        gpu_layers=choice.gpu_layers,
+        cpu_expert_layers=choice.cpu_expert_layers,
+        devices=tuple(_share(need, here.budget) for need in found.plan.devices),
+        compromises=tuple(each.text for each in found.compromises) if found.fits else (),
+        remedy=remedy(found, here.budget, bits),
+        speed=speed,
+        faster=faster,
+        is_exact=found.plan.is_exact,
+    )
+
+
+def _share(need: DeviceNeed, budget: Budget) -> DeviceShare:
+    allowed = budget.ram_bytes if need.device == RAM else dict(budget.gpus)[need.device]
+    other = need.compute_bytes + need.output_bytes + need.process_bytes
+    return DeviceShare(need.device, need.weights_bytes, need.kv_bytes, other, allowed)
+
+
+def remedy(found: Fit, budget: Budget, bits: float | None = None) -> str:
+    """Return what is lacking where a model does not fit, with the numbers, and how small a quantisation would have to be."""
+    if found.fits:
+        return ""
+    needs = found.plan.ram
+    text = f"needs {needs.total_bytes / GIB:.1f} GiB, {budget.ram_bytes / GIB:.1f} GiB are free for it"
+    over = dict(found.lacking).get(RAM, 0)
+    room = needs.weights_bytes - over
+    if bits is None or room <= 0:
+        return f"{text}: {over / GIB:.1f} GiB more would have to be free"
+    return f"{text}: at most {bits * room / needs.weights_bytes:.1f} bits per weight would fit"
