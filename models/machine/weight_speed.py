@@ -5,6 +5,7 @@ Another build of llama.cpp, number of threads or CPU has costs of its own, so th
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -44,7 +45,9 @@ class WeightSpeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_sound(self) -> bool:
-        """Whether a machine could have these costs: files may be damaged or another version's, measuring disturbed."""
+        """Whether a machine could have these costs: files may be damaged or another version's, and other programs make a few rows
+        look dearer than many.
+        """
         layers = (self.layer_s, self.width_s)
         return (
             self.rows == ROWS
@@ -52,6 +55,7 @@ class WeightSpeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             and all(len(costs) == len(ROWS) for costs in (*layers, *self.weight_s.values()))
             and all(0 <= cost < math.inf for costs in layers for cost in costs)
             and all(0 < cost < math.inf for costs in self.weight_s.values() for cost in costs)
+            and all(more > few / 2 for costs in self.weight_s.values() for few, more in pairwise(costs))
         )
 
     @property

@@ -34,7 +34,7 @@ FILE_TYPES = {
 LARGE_BYTES = 200_000_000
 """Models above this are made in the first type only."""
 PROMPT_TOKENS = 256
-STEPS = 6
+STEPS = 12
 
 
 def quantised(source: Path, target: Path, file_type: int, threads: int) -> Path:
