@@ -8,7 +8,8 @@ import re
 import sys
 from pathlib import Path
 
-from pinyon.app.settings import Settings
+from pinyon.app.machine_speed import stored_speed
+from pinyon.app.settings import Folders, Settings
 from pinyon.engine.device import Device, DeviceKind
 from pinyon.engine.device_probe import probe_devices
 from pinyon.engine.errors import EngineError
@@ -17,15 +18,27 @@ from pinyon.models.machine.devices import Devices, Gpu
 from pinyon.models.machine.ram import read_ram
 
 
-def this_machine(settings: Settings) -> Devices:
+def this_machine(folders: Folders, settings: Settings) -> Devices:
     """Return what there is now. Takes half a second, more with drivers to start; where they fail, `gpu_fault` says so."""
     ram, cores = read_ram(), chosen_cores(settings)
+    speed = stored_speed(folders, cores.threads)
+    bandwidth = None if speed is None else speed.memory_bytes_per_s
     try:
         found = probe_devices()
     except EngineError as error:
-        return Devices(ram, cores, (), gpus_from="llama.cpp could not be asked", build="", gpu_fault=str(error))
+        return Devices(
+            ram,
+            cores,
+            (),
+            gpus_from="llama.cpp could not be asked",
+            build="",
+            gpu_fault=str(error),
+            bandwidth_bytes_per_s=bandwidth,
+        )
     gpus = tuple(_gpu(device) for device in found.devices if device.kind.is_gpu)
-    return Devices(ram, cores, gpus, gpus_from="llama.cpp, as it was built", build=found.build)
+    return Devices(
+        ram, cores, gpus, gpus_from="llama.cpp, as it was built", build=found.build, bandwidth_bytes_per_s=bandwidth
+    )
 
 
 def gpus_here() -> tuple[Gpu, ...]:

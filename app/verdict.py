@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -14,7 +15,8 @@ from pinyon.models.memory.sizes import ModelSizes, with_weights
 from pinyon.models.quant_quality import bits_per_weight, expected_loss_nats, loss_text, main_type, mix_name
 from pinyon.models.speed_prediction import Speed, much_faster_type, predicted_speed, predicted_speed_as
 
-GIB = 1 << 30
+GIB: Final = 1 << 30
+MIB: Final = 1 << 20
 
 
 class DeviceShare(msgspec.Struct, frozen=True):
@@ -160,9 +162,13 @@ def remedy(found: Fit, budget: Budget, bits: float | None = None) -> str:
     if found.fits:
         return ""
     needs = found.plan.ram
-    text = f"needs {needs.total_bytes / GIB:.1f} GiB, {budget.ram_bytes / GIB:.1f} GiB are free for it"
+    text = f"needs {_size(needs.total_bytes)}, {_size(budget.ram_bytes)} are free for it"
     over = dict(found.lacking).get(RAM, 0)
     room = needs.weights_bytes - over
     if bits is None or room <= 0:
-        return f"{text}: {over / GIB:.1f} GiB more would have to be free"
+        return f"{text}: {_size(over)} more would have to be free"
     return f"{text}: at most {bits * room / needs.weights_bytes:.1f} bits per weight would fit"
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes / MIB:.0f} MiB"

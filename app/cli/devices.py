@@ -1,12 +1,13 @@
 """`pinyon devices`: what this machine has for models, and where each figure comes from."""
 
+import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.terminal import print_json, tell
-from pinyon.app.settings import Folders, load_settings
+from pinyon.app.settings import Folders, Settings, load_settings
 from pinyon.models.disk import printable
 
 if TYPE_CHECKING:
@@ -15,11 +16,19 @@ if TYPE_CHECKING:
 
 @click.command(name="devices")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(as_json: bool) -> ExitCode:
-    """Show the memory, cores and GPUs that models can have here, and where each figure comes from."""
+@click.option("--measure", is_flag=True, help="First measure what weights of each type cost here; takes some 15 s.")
+def command(as_json: bool, measure: bool) -> ExitCode:
+    """Show the memory, cores and GPUs that models can have here, and where each figure comes from.
+
+    With --measure speeds are known from then on: `pinyon fit` and the chat's model picker predict them.
+    """
     from pinyon.app.devices import this_machine  # noqa: PLC0415  what it imports takes 0.1 s
 
-    devices = this_machine(load_settings(Folders.of_user()))
+    folders = Folders.of_user()
+    settings = load_settings(folders)
+    if measure:
+        _measure(folders, settings)
+    devices = this_machine(folders, settings)
     if as_json:
         print_json(devices)
     else:
@@ -28,6 +37,15 @@ def command(as_json: bool) -> ExitCode:
         tell(f"the GPUs are not known: {devices.gpu_fault}")
         return ExitCode.FAILED
     return ExitCode.OK
+
+
+def _measure(folders: Folders, settings: Settings) -> None:
+    from pinyon.app.cli.progress import loading  # noqa: PLC0415
+    from pinyon.app.devices import chosen_cores  # noqa: PLC0415
+    from pinyon.app.machine_speed import measure_speed  # noqa: PLC0415
+
+    with loading("what weights cost", "measuring") as on_progress:
+        asyncio.run(measure_speed(folders, chosen_cores(settings).threads, on_progress))
 
 
 class _Row(NamedTuple):

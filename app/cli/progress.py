@@ -11,8 +11,8 @@ QUIET_S: Final = 0.7
 
 
 @contextlib.contextmanager
-def loading(name: str) -> Iterator[Callable[[float], None]]:
-    """Show how far a model is loaded; yields the function to call with the fraction. Nothing off a terminal."""
+def loading(name: str, doing: str = "loading") -> Iterator[Callable[[float], None]]:
+    """Show how far a model is loaded, or something else is done; yields the function to call with the fraction. Nothing off a terminal."""
     if not sys.stderr.isatty():
         yield lambda _fraction: None
         return
@@ -23,7 +23,7 @@ def loading(name: str) -> Iterator[Callable[[float], None]]:
         def on_progress(fraction: float) -> None:
             nonlocal show
             if show is None and time.monotonic() - started > QUIET_S:
-                show = stack.enter_context(_bar(f"loading {name}"))
+                show = stack.enter_context(_bar(f"{doing} {name}"))
             if show is not None:
                 show(fraction)
 

@@ -137,8 +137,8 @@ def _add_ends(sums: list[_Sum], sizes: ModelSizes, output_place: int) -> None:
     if output_place:
         sums[output_place].weights += sizes.output_bytes
         return
-    own = sizes.output_bytes - (sizes.input_bytes if sizes.is_tied else 0)
-    sums[0].weights += own if not sizes.is_tied else max(own, sizes.repacked_output_bytes)
+    again = sizes.input_bytes - sizes.repacked_output_bytes if sizes.is_tied else 0
+    sums[0].weights += sizes.output_bytes - again
     sums[0].repacked += sizes.repacked_output_bytes
 
 

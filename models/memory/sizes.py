@@ -65,7 +65,7 @@ class ModelSizes:
     @property
     def weights_bytes(self) -> int:
         """All tensors that are loaded, each once."""
-        own = 0 if self.is_tied else self.output_bytes
+        own = self.output_bytes - (self.input_bytes if self.is_tied else 0)
         return self.input_bytes + own + sum(layer.bytes for layer in self.layers)
 
 

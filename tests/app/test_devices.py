@@ -7,13 +7,14 @@ import pytest
 
 from pinyon.app import devices
 from pinyon.app.devices import chosen_cores, this_machine
-from pinyon.app.settings import Settings
+from pinyon.app.settings import Folders, Settings
 from pinyon.engine.device import Device, DeviceKind
 from pinyon.engine.device_probe import Found
 from pinyon.engine.errors import EngineCrashedError, EngineStartError, EngineStuckError
 from pinyon.models.machine.cores import read_cores
 from pinyon.models.machine.devices import Gpu
 
+FOLDERS = Folders.of_user({"PINYON_HOME": "/nowhere"})
 ALL = (
     Device("CPU", "a processor", DeviceKind.CPU, 5, 6),
     Device("CUDA0", "large", DeviceKind.GPU, 20, 24),
@@ -38,7 +39,7 @@ def system(monkeypatch):
 
 def test_gpus_are_those_of_llama_cpp(found, system):
     system("linux", "x86_64")
-    machine = this_machine(Settings())
+    machine = this_machine(FOLDERS, Settings())
     assert machine.gpus == (
         Gpu("CUDA0", "large", 20, 24, shares_ram=False),
         Gpu("Vulkan0", "small", 3, 4, shares_ram=True),
@@ -52,7 +53,7 @@ def test_gpus_are_those_of_llama_cpp(found, system):
 )
 def test_a_gpu_of_an_apple_chip_has_no_memory_of_its_own(found, system, name, machine, shared):
     system(name, machine)
-    assert this_machine(Settings()).gpus[0].shares_ram is shared
+    assert this_machine(FOLDERS, Settings()).gpus[0].shares_ram is shared
 
 
 @pytest.mark.parametrize(
@@ -63,10 +64,38 @@ def test_a_probe_that_fails_is_told_and_the_rest_is_known(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(devices, "probe_devices", fail)
-    machine = this_machine(Settings())
+    machine = this_machine(FOLDERS, Settings())
     assert (machine.gpus, machine.build, machine.gpu_fault) == ((), "", str(error))
     assert machine.ram.available_bytes > 0
     assert machine.cores.threads >= 1
+
+
+def test_bandwidth_is_what_was_measured(found, monkeypatch):
+    measured = type("Measured", (), {"memory_bytes_per_s": 5e9})
+    monkeypatch.setattr(devices, "stored_speed", lambda folders, threads: measured if threads == 3 else None)
+    assert this_machine(FOLDERS, Settings(threads=3)).bandwidth_bytes_per_s == 5e9
+    assert this_machine(FOLDERS, Settings(threads=4)).bandwidth_bytes_per_s is None
+
+
+@pytest.mark.parametrize(
+    ("library", "is_gpu"),
+    [("libggml-cpu.so.0", False), ("libggml-base.dylib", False), ("libggml-cuda.so", True), ("ggml-vulkan.dll", True)],
+)
+def test_libraries_tell_whether_there_can_be_gpus(tmp_path, monkeypatch, library, is_gpu):
+    (tmp_path / "llama_cpp" / "lib").mkdir(parents=True)
+    (tmp_path / "llama_cpp" / "__init__.py").touch()
+    for name in ("libllama.so", "libggml-cpu.so", "ggml-base.dll", library):
+        (tmp_path / "llama_cpp" / "lib" / name).touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
+    assert devices.has_gpu_backends() is is_gpu
+
+
+def test_gpus_are_asked_for_only_where_there_can_be_any(found, monkeypatch):
+    monkeypatch.setattr(devices, "has_gpu_backends", lambda: False)
+    assert devices.gpus_here() == ()
+    monkeypatch.setattr(devices, "has_gpu_backends", lambda: True)
+    assert [gpu.name for gpu in devices.gpus_here()] == ["CUDA0", "Vulkan0"]
 
 
 def test_the_setting_decides_how_many_threads_compute():

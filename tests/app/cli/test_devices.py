@@ -1,5 +1,6 @@
 """`pinyon devices`: a line a figure, with where it comes from; JSON of a known shape; exit code 1 where GPUs are not known."""
 
+import dataclasses
 import json
 
 import msgspec
@@ -8,6 +9,7 @@ from click.testing import CliRunner
 from command_line import assert_refused, pinyon
 
 from pinyon.app import devices as app_devices
+from pinyon.app import machine_speed
 from pinyon.app.cli import devices as command_line
 from pinyon.app.cli.devices import command
 from pinyon.app.cli.failures import ExitCode
@@ -39,7 +41,7 @@ def shown(monkeypatch):
     monkeypatch.setattr(command_line, "load_settings", lambda _folders: None)
 
     def run(machine, *options):
-        monkeypatch.setattr(app_devices, "this_machine", lambda _settings: machine)
+        monkeypatch.setattr(app_devices, "this_machine", lambda _folders, _settings: machine)
         ran = CliRunner().invoke(command, options, standalone_mode=False, catch_exceptions=False)
         return ran.return_value, ran.stdout, ran.stderr
 
@@ -118,3 +120,17 @@ def test_this_machine_as_a_user_sees_it(tmp_path):
 def test_a_setting_that_is_wrong_is_told_as_everywhere(tmp_path):
     assert_refused(pinyon(tmp_path, "devices", PINYON_THREADS="0"), ExitCode.USAGE, "threads")
     assert_refused(pinyon(tmp_path, "devices", "more"), ExitCode.USAGE, "more")
+
+
+def test_measuring_comes_first(shown, monkeypatch):
+    told = []
+
+    async def measure(_folders, threads, on_progress):
+        told.append(threads)
+        on_progress(1.0)
+
+    monkeypatch.setattr(machine_speed, "measure_speed", measure)
+    monkeypatch.setattr(app_devices, "chosen_cores", lambda _settings: CORES)
+    code, out, _ = shown(dataclasses.replace(MACHINE, bandwidth_bytes_per_s=21.5e9), "--measure")
+    assert (code, told) == (ExitCode.OK, [CORES.threads])
+    assert rows(out)["bandwidth"] == "21.5 GB/s measured here"

@@ -1,0 +1,59 @@
+"""`pinyon fit` as a user runs it."""
+
+import json
+
+import pytest
+from command_line import assert_refused, pinyon
+from fake_hub import FakeHub
+
+
+@pytest.fixture
+def nothing_free(tmp_path):
+    home = tmp_path / "full"
+    (home / "config").mkdir(parents=True)
+    (home / "config" / "settings.toml").write_text("[headroom_mib]\nRAM = 1000000000\n")
+    return home
+
+
+def test_a_file_that_fits(tmp_path, tiny):
+    done = pinyon(tmp_path / "home", "fit", tiny, "--context", 100)
+    out = done.stdout.decode()
+    assert done.returncode == 0, done.stderr
+    assert "100" in out
+    assert "weights" in out
+    assert "`pinyon devices --measure`" in done.stderr.decode()
+
+
+def test_json_is_data(tmp_path, tiny):
+    done = pinyon(tmp_path / "home", "fit", tiny, "--json", "--kv", "f16")
+    (found,) = json.loads(done.stdout)
+    assert (found["fits"], found["context_tokens"], found["kv_type"]) == (True, 256, "f16")
+    assert done.stderr == b""
+
+
+def test_a_file_that_does_not_fit(nothing_free, tiny):
+    done = pinyon(nothing_free, "fit", tiny)
+    assert done.returncode == 4
+    assert b"does not fit" in done.stdout
+    assert "more would have to be free" in done.stderr.decode()
+
+
+def test_a_model_that_is_not_here(tmp_path):
+    assert_refused(pinyon(tmp_path / "home", "fit", "nothing"), 3, "no model named nothing")
+
+
+def test_all_quantisations_of_a_repository_by_one_header(tmp_path, tiny):
+    content = tiny.read_bytes()
+    with FakeHub() as hub:
+        hub.add(
+            "owner/Tiny-GGUF", {"t-Q4_K_M.gguf": content, "t-Q8_0.gguf": content + bytes(1000), "mmproj.gguf": content}
+        )
+        done = pinyon(tmp_path / "home", "fit", "owner/Tiny-GGUF", "--json", **hub.environment(tmp_path / "hf"))
+        found = json.loads(done.stdout)
+        assert [(each["name"], each["fits"], each["is_exact"]) for each in found] == [
+            ("Q4_K_M", True, True),
+            ("Q8_0", True, False),
+        ]
+        read = {asked.path for asked in hub.asked if "resolve" in asked.path}
+        assert all("Q4_K_M" in path for path in read)
+        assert hub.unknown == []
