@@ -12,6 +12,8 @@ from pinyon.models.memory.sizes import ModelSizes, Widths
 _FLOAT_BYTES: Final = 4
 _MASK_BYTES: Final = 2
 """One for each row and cell: what a token may look at; with flash attention in half precision."""
+_OPERATION_BYTES: Final = 1000
+_FEWEST_OPERATIONS: Final = 1024
 _QUANTISED_ROW_BYTES: Final = 34 / 32
 """Rows are multiplied as Q8_0: 34 bytes for 32 numbers."""
 
@@ -43,6 +45,13 @@ def work_bytes(sizes: ModelSizes, choice: KvChoice) -> int:
         widths.experts_used * widths.expert_feed_forward,
     )
     return int(choice.batch_rows * widest * _QUANTISED_ROW_BYTES)
+
+
+def graph_bytes(sizes: ModelSizes, choice: KvChoice) -> int:
+    """Return the bytes in which llama.cpp describes a step: 1,000 for each operation that it expects, measured."""
+    graph = sizes.graph
+    operations = max(_FEWEST_OPERATIONS, graph.tensors * graph.for_each_tensor, choice.batch_rows * graph.for_each_row)
+    return _OPERATION_BYTES * operations
 
 
 def _layer_elements(sizes: ModelSizes) -> int:

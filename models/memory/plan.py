@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
 
-from pinyon.models.memory.compute import compute_bytes, output_bytes, work_bytes
+from pinyon.models.memory.compute import compute_bytes, graph_bytes, output_bytes, work_bytes
 from pinyon.models.memory.kv import KvChoice, kv_bytes, layer_bytes
 from pinyon.models.memory.sizes import LayerWeights, ModelSizes
 
 RAM: Final = "RAM"
-_PROCESS_BYTES: Final = 44 << 20
+_PROCESS_BYTES: Final = 48 << 20
 """An engine process that has loaded nothing: Python, numpy, llama.cpp. Measured on Linux."""
 _TOKEN_BYTES: Final = 165
 _MERGE_BYTES: Final = 155
@@ -151,7 +151,10 @@ def _ram(sizes: ModelSizes, choice: Choice, total: _Sum) -> DeviceNeed:
         kv_bytes=total.kv,
         compute_bytes=compute_bytes(sizes, choice.kv) if total.layers else _rows_bytes(sizes, choice.kv),
         output_bytes=output_bytes(sizes, choice.kv),
-        process_bytes=_PROCESS_BYTES + vocabulary + (work_bytes(sizes, choice.kv) if total.layers else 0),
+        process_bytes=_PROCESS_BYTES
+        + vocabulary
+        + graph_bytes(sizes, choice.kv)
+        + (work_bytes(sizes, choice.kv) if total.layers else 0),
     )
 
 

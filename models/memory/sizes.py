@@ -16,6 +16,25 @@ _OUTPUT: Final = "output.weight"
 _REPACKED_ROWS: Final = 8
 """Kernels for repacked weights work on as many rows at a time."""
 
+_LONG_GRAPH: Final = (32, 40)
+_GRAPHS: Final = {
+    "bailingmoe3": _LONG_GRAPH,
+    "deepseek4": _LONG_GRAPH,
+    "glm5-next": (64, 160),
+    "hrm_text": (64, 80),
+    "hy_v4": _LONG_GRAPH,
+    "kimi-k3": (64, 160),
+    "kimi-linear": _LONG_GRAPH,
+    "minimax-01": _LONG_GRAPH,
+    "minimax-m3": _LONG_GRAPH,
+    "nanbeige": _LONG_GRAPH,
+    "qwen35": _LONG_GRAPH,
+    "qwen35moe": _LONG_GRAPH,
+    "qwen3next": _LONG_GRAPH,
+    "qwen4exp": _LONG_GRAPH,
+}
+"""Architectures whose steps have more operations than others', by tensor and by row (llama_context::graph_max_nodes)."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
@@ -46,6 +65,15 @@ class Widths:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphSize:
+    """Of how many operations llama.cpp expects a step to consist: so many for each tensor, or for each row if that is more."""
+
+    tensors: int
+    for_each_tensor: int = 8
+    for_each_row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSizes:
     """A model by its headers. `input_bytes` is the table of embeddings, `output_bytes` the last layer; where that is the same
     table, `output_bytes` counts what a second copy takes if it is made.
@@ -61,6 +89,7 @@ class ModelSizes:
     vocabulary: int
     merges: int
     trained_context: int
+    graph: GraphSize
 
     @property
     def weights_bytes(self) -> int:
@@ -125,6 +154,7 @@ def model_sizes(headers: Sequence[GgufHeader], repacked_types: frozenset[str] = 
         vocabulary=_count(header, TOKENS_KEY),
         merges=_count(header, _MERGES_KEY),
         trained_context=header.context_length or 0,
+        graph=GraphSize(len(tensors), *_GRAPHS.get(header.architecture or "", (8, 0))),
     )
 
 
