@@ -22,7 +22,7 @@ _U32, _F32_VALUE, _STRING = 4, 6, 8
 
 
 class Shape(NamedTuple):
-    """`width` is a multiple of 64; it and `feed_forward` are multiples of the weight type's block."""
+    """`width` is a multiple of 256, or 64, 128 or 192; it and `feed_forward` are multiples of the weight type's block."""
 
     layers: int
     width: int

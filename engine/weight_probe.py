@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -36,8 +36,13 @@ _CACHES: Final = 2
 _USUAL_CACHE_BYTES: Final = 32 << 20
 _LEAST_BITS: Final = 4
 """With fewer bits a weight, a model has as many weights as with these: such kernels compute for longer than they read."""
-_MODEL_S: Final = 0.25
-"""How long in a pass, if one round does not take longer."""
+_FEW_ROWS: Final = 8
+_LAYERS_FOR_MANY: Final = 2
+"""With more rows all types compute for longer than they read. Two layers are enough, and leave steps so short that other programs
+do not get into each of them.
+"""
+_MODEL_S: Final = 0.1
+"""How long a model is measured in a pass, if one round does not take longer."""
 
 
 class Probe:
@@ -58,33 +63,43 @@ class Probe:
                 yield self._weight_cost(kind, layer)
 
     def _layer_cost(self, kind: WeightType) -> LayerCost:
-        shapes = (self._heavy(kind), _THIN, _WIDE)
-        passes = [[self._steps_s(shape, kind) for shape in shapes] for _ in range(self._order.passes)]
+        heavy = self._heavy(kind)
+        passes = [
+            (self._heavy_steps_s(kind), *(self._steps_s(shape, kind, self._order.rows) for shape in (_THIN, _WIDE)))
+            for _ in range(self._order.passes)
+        ]
         steps_s = np.min(passes, axis=0)
-        parts = [(shape.layers * shape.layer_weights, shape.layers, shape.layers * shape.width) for shape in shapes]
-        _, layer_s, width_s = np.linalg.solve(np.array(parts, np.float64), steps_s)
-        return LayerCost(tuple(np.maximum(layer_s, 0).tolist()), tuple(np.maximum(width_s, 0).tolist()))
+        parts = [[(*_weights(shape), shape.layers * shape.width) for shape in (one, _THIN, _WIDE)] for one in heavy]
+        costs = np.linalg.solve(np.array(parts, np.float64), steps_s.T[:, :, None])[:, :, 0]
+        _, layer_s, width_s = np.maximum(costs, 0).T.tolist()
+        return LayerCost(tuple(layer_s), tuple(width_s))
 
     def _weight_cost(self, kind: WeightType, layer: LayerCost) -> WeightCost:
-        shape = self._heavy(kind)
         try:
-            steps_s = self._steps_s(shape, kind)
+            steps_s = self._heavy_steps_s(kind)
         except ModelLoadError:
             return WeightCost(kind.number, ())
-        layers_s = shape.layers * (np.array(layer.layer_s) + shape.width * np.array(layer.width_s))
-        weight_s = (steps_s - layers_s) / (shape.layers * shape.layer_weights)
-        return WeightCost(kind.number, tuple(weight_s.tolist()))
+        weights, layers = np.array([_weights(shape) for shape in self._heavy(kind)]).T
+        layers_s = layers * (np.array(layer.layer_s) + _WIDTH * np.array(layer.width_s))
+        return WeightCost(kind.number, tuple(((steps_s - layers_s) / weights).tolist()))
 
-    def _heavy(self, kind: WeightType) -> Shape:
-        """Return a model of as many weights as caches ask for."""
+    def _heavy(self, kind: WeightType) -> list[Shape]:
+        """Return a model for each number of rows, for few rows one of as many weights as the caches ask for."""
         bits = max(8 * kind.block_bytes / kind.block_elements, _LEAST_BITS)
-        layer_bytes = Shape(1, _WIDTH, _FEED_FORWARD).layer_weights * bits / 8
-        return Shape(math.ceil(self._weights_bytes / layer_bytes), _WIDTH, _FEED_FORWARD)
+        small = Shape(_LAYERS_FOR_MANY, _WIDTH, _FEED_FORWARD)
+        large = small._replace(layers=math.ceil(self._weights_bytes / (small.layer_weights * bits / 8)))
+        return [large if rows <= _FEW_ROWS else small for rows in self._order.rows]
 
-    def _steps_s(self, shape: Shape, kind: WeightType) -> Floats:
+    def _heavy_steps_s(self, kind: WeightType) -> Floats:
+        rows_of: dict[Shape, list[int]] = {}
+        for shape, rows in zip(self._heavy(kind), self._order.rows, strict=True):
+            rows_of.setdefault(shape, []).append(rows)
+        return np.concatenate([self._steps_s(shape, kind, rows) for shape, rows in rows_of.items()])
+
+    def _steps_s(self, shape: Shape, kind: WeightType, rows: Sequence[int]) -> Floats:
         """Return the least seconds of a step of each number of rows. Raises ModelLoadError."""
         write_hollow_model(self._file, shape, kind)
-        most = max(self._order.rows)
+        most = max(rows)
         with (
             closing(Model(self._file, self._log, lambda _fraction: True)) as model,
             closing(
@@ -98,24 +113,30 @@ class Probe:
                 )
             ) as context,
         ):
-            return self._rounds(context)
+            return _rounds(context, rows)
 
-    def _rounds(self, context: Context) -> Floats:
-        least = np.full(len(self._order.rows), np.inf)
-        buffer = RowBuffer(max(self._order.rows))
-        buffer.positions[:] = range(buffer.capacity)
-        buffer.wants_logits[:] = True
-        ends = time.perf_counter() + _MODEL_S
-        while np.isinf(least).any() or time.perf_counter() < ends:
-            for place, rows in enumerate(self._order.rows):
-                for _ in range(
-                    2
-                ):  # the second step finds pages in memory and the first one's graph, as steps of decoding do
-                    seconds = _step_s(context, buffer, rows)
-                    least[place] = min(least[place], seconds)
-                    if seconds > _MODEL_S:
-                        break
-        return least
+
+def _weights(shape: Shape) -> tuple[int, int]:
+    """Return how many weights and layers a model has."""
+    return shape.layers * shape.layer_weights, shape.layers
+
+
+def _rounds(context: Context, counts: Sequence[int]) -> Floats:
+    least = np.full(len(counts), np.inf)
+    buffer = RowBuffer(max(counts))
+    buffer.positions[:] = range(buffer.capacity)
+    buffer.wants_logits[:] = True
+    ends = time.perf_counter() + _MODEL_S
+    while np.isinf(least).any() or time.perf_counter() < ends:
+        for place, rows in enumerate(counts):
+            for _ in range(
+                2
+            ):  # the second step finds pages in memory and the first one's graph, as steps of decoding do
+                seconds = _step_s(context, buffer, rows)
+                least[place] = min(least[place], seconds)
+                if seconds > _MODEL_S:
+                    break
+    return least
 
 
 def _step_s(context: Context, buffer: RowBuffer, rows: int) -> float:

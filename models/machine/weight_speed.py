@@ -24,6 +24,9 @@ WEIGHT_TYPES: Final = tuple(
 """The types that are measured: those in which models are published, common ones first."""
 
 
+_USUAL_WIDTH: Final = 1000
+
+
 class Computer(msgspec.Struct, frozen=True):
     """What computes: a build of llama.cpp, with so many threads, on a CPU."""
 
@@ -55,8 +58,16 @@ class WeightSpeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             and all(len(costs) == len(ROWS) for costs in (*layers, *self.weight_s.values()))
             and all(0 <= cost < math.inf for costs in layers for cost in costs)
             and all(0 < cost < math.inf for costs in self.weight_s.values() for cost in costs)
-            and all(more > few / 2 for costs in self.weight_s.values() for few, more in pairwise(costs))
+            and all(
+                more >= few / 2
+                for costs in (*self.weight_s.values(), self._usual_layer_s)
+                for few, more in pairwise(costs)
+            )
         )
+
+    @property
+    def _usual_layer_s(self) -> list[float]:
+        return [layer_s + _USUAL_WIDTH * width_s for layer_s, width_s in zip(self.layer_s, self.width_s, strict=True)]
 
     @property
     def memory_bytes_per_s(self) -> float:

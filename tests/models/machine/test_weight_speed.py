@@ -40,6 +40,7 @@ def test_another_build_number_of_threads_or_cpu_is_measured_anew(tmp_path, chang
         {"weight_s": {"Q4_0": (math.nan, *COSTS[1:])}},
         {"weight_s": {"Q9_9": COSTS}},
         {"weight_s": {"Q4_0": (9e-11, *COSTS[1:])}},
+        {"layer_s": (9e-11, *COSTS[1:])},
     ],
 )
 def test_costs_that_cannot_be_are_not_used(tmp_path, changed):
