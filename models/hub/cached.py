@@ -24,7 +24,8 @@ def cached_repos(address: Address) -> list[CachedRepo]:
         cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except (CacheNotFound, ValueError, OSError):  # there is none, or none that can be read
         return []
-    found = next((repo for repo in cache.repos if (repo.repo_type, repo.repo_id) == ("model", address.repo_id)), None)
+    wanted_id = address.repo_id.lower()  # the hub does not tell them apart by case, and records' names have none
+    found = next((one for one in cache.repos if one.repo_type == "model" and one.repo_id.lower() == wanted_id), None)
     if found is None:
         return []
     wanted = address.revision or "main"

@@ -130,7 +130,7 @@ def test_what_cannot_be_run_is_not_kept(hub, store, pulled):
 def test_a_cached_file_is_used_where_it_lies_without_a_request(hub, store, pulled):
     snapshot = cache(REPO, {"L-Q4_K_M.gguf": MODEL, "L-Q8_0.gguf": OTHER})
     assert pulled(REPO).path == snapshot / "L-Q4_K_M.gguf"
-    record = pulled(f"{REPO}:Q8_0")
+    record = pulled(f"{REPO.lower()}:q8_0")
     assert (record.path, record.sha256, record.source) == (snapshot / "L-Q8_0.gguf", None, Source.HUB)
     assert hub.asked == []
     store.remove(record.name)
