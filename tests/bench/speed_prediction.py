@@ -21,8 +21,8 @@ from common import finish, say
 
 from pinyon.app.machine_speed import measure_speed
 from pinyon.app.settings import Folders
-from pinyon.models.devices import usable_threads
 from pinyon.models.gguf_header import read_header
+from pinyon.models.machine.cores import usable_threads
 from pinyon.models.machine.weight_speed import WeightSpeed
 from pinyon.models.speed_prediction import CLIENTS, Speed, much_faster_type, predicted_speed
 
