@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Final
 
 from pinyon.models.disk import printable
@@ -33,11 +33,17 @@ def remote_headers(
     patience = Patience(time.monotonic() + within_s, lambda: stop.is_set() or cancelled())
     firsts = [_FIRST_READ_BYTES] + [_FIRST_READ_OF_SHARD_BYTES] * (len(model.files) - 1)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
+        reads = [
+            pool.submit(_header, repo, file, patience, first) for file, first in zip(model.files, firsts, strict=True)
+        ]
         try:
-            return tuple(pool.map(lambda file, first: _header(repo, file, patience, first), model.files, firsts))
+            for read in as_completed(reads):
+                read.result()
         except BaseException:
-            stop.set()  # what the other threads would still read is of no use
+            stop.set()  # what the others would still read is of no use
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
+        return tuple(read.result() for read in reads)
 
 
 def _header(repo: HubRepo, file: HubFile, patience: Patience, first_read_bytes: int) -> GgufHeader:

@@ -134,7 +134,7 @@ def test_the_first_failure_ends_all_reads(hub, headers):
     hub.faults.refusals = [(416, {}), (429, {"Retry-After": "1"})]
     with pytest.raises(DownloadError, match="416"):
         headers(**{f"m-Q4_0-{number:05}-of-00002.gguf": MODEL for number in (1, 2)})
-    assert len(hub.of("cdn")) == 2, "who waits for a second try leaves"
+    assert len(hub.of("cdn")) <= 2, "who waits for a second try leaves"
 
 
 def test_a_slow_connection_ends_at_the_deadline(hub):
