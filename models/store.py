@@ -166,13 +166,12 @@ class Store:
         """
         files = _runnable_files(paths[0])
         known = self.find(aliases[0])
-        is_split = len(files.paths) > 1
         for name in names if known is None else (known.name,):
             record = msgspec.structs.replace(
                 _record(name, files, Source.HUB),
                 aliases=aliases,
-                sha256=None if is_split else next(iter(sha256s), None),
-                parts_sha256=sha256s if is_split and len(sha256s) == len(files.paths) else (),
+                sha256=sha256s[0] if len(sha256s) == 1 else None,
+                parts_sha256=sha256s if len(sha256s) > 1 else (),
             )
             if known is not None:
                 write_record(self._record_file(name), record)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from fake_hub import FakeHub
 from huggingface_hub import constants
+from split_models import split_gguf
 
 from pinyon.models.errors import DownloadError, ModelNotFoundError, StoreError, UnsupportedModelError
 from pinyon.models.gguf_reader import ValueType
@@ -197,3 +198,17 @@ def test_a_shard_that_is_missing_on_the_hub_is_named_before_anything_is_fetched(
         pulled(REPO)
     assert hub.of("cdn") == []
     assert not store.models_dir.exists()
+
+
+def test_a_split_model_is_pulled_whole_recorded_once_and_removed_whole(hub, store, pulled, tmp_path):
+    whole = tmp_path / "whole.gguf"
+    whole.write_bytes(MODEL)
+    parts = split_gguf(whole, tmp_path / "L-Q4_K_M", 3)
+    files = hub.add(REPO, {f"Q4_K_M/{part.name}": part.read_bytes() for part in parts}).files
+    record = pulled(REPO)
+    assert record.paths == tuple(store.models_dir / "hub" / REPO / "Q4_K_M" / part.name for part in parts)
+    assert record.parts_sha256 == tuple(file.told_sha256 for file in files.values())
+    assert record.size_bytes == sum(file.size for file in files.values())
+    assert store.list().records == (record,)
+    assert store.remove(record.name).deleted == record.paths
+    assert not list(store.models_dir.rglob("*.gguf"))
