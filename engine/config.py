@@ -67,11 +67,22 @@ class EngineConfig(msgspec.Struct, frozen=True):
     answer_within_s: float = ANSWER_WITHIN_S
 
 
+class Buffer(msgspec.Struct, frozen=True):
+    """Memory that llama.cpp has taken for a model: what for ("model", "KV", "RS", "compute", "output"), where, and to the nearest 0.01 MiB how much.
+
+    A place is a kind of memory by ggml's name, such as CPU, CPU_Mapped (pages of the file), CPU_REPACK or CUDA0.
+    """
+
+    purpose: str
+    place: str
+    size_bytes: int
+
+
 class EngineInfo(msgspec.Struct, frozen=True):
     """A loaded model. Strings are the texts of vocabulary entries; empty where the model has none.
 
     `control_strings` become control tokens where special tokens are parsed; `tag_strings` are other tokens that look
-    like tags; `eog_strings` end an answer. `sampling` holds the file's own defaults over Pinyon's.
+    like tags; `eog_strings` end an answer. `buffers` are what it takes of memory. `sampling` holds the file's own defaults over Pinyon's.
     """
 
     build: str
@@ -86,3 +97,4 @@ class EngineInfo(msgspec.Struct, frozen=True):
     chat_template: str | None
     sampling: SamplingParams
     threads: int
+    buffers: tuple[Buffer, ...] = ()

@@ -13,6 +13,7 @@ from pinyon.engine.calibration import Calibration
 from pinyon.engine.checkpoints import Checkpoints
 from pinyon.engine.config import (
     DEFAULT_CONTEXT_TOKENS,
+    Buffer,
     EngineConfig,
     EngineInfo,
     check_context,
@@ -104,11 +105,13 @@ def load_engine(
         grammars.compile,
         Calibration(context, costs, shape.sequence_ids - 1),
     )
-    info = _info(build, model, vocab, context_tokens, config.threads)
+    info = _info(build, model, vocab, context_tokens, config.threads, tuple(log.buffers))
     return LoadedEngine(engine, vocab, context, model, info, identity)
 
 
-def _info(build: str, model: Model, vocab: Vocab, context_tokens: int, threads: int) -> EngineInfo:
+def _info(
+    build: str, model: Model, vocab: Vocab, context_tokens: int, threads: int, buffers: tuple[Buffer, ...]
+) -> EngineInfo:
     return EngineInfo(
         build=build,
         context_tokens=context_tokens,
@@ -122,6 +125,7 @@ def _info(build: str, model: Model, vocab: Vocab, context_tokens: int, threads: 
         chat_template=model.chat_template(),
         sampling=_sampling_defaults(model),
         threads=threads,
+        buffers=buffers,
     )
 
 

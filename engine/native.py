@@ -20,7 +20,7 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 from numpy.typing import NDArray
 
-from pinyon.engine.config import ALL_LAYERS, KvType
+from pinyon.engine.config import ALL_LAYERS, Buffer, KvType
 from pinyon.engine.device import Device, DeviceKind
 from pinyon.engine.errors import BindingError, DoesNotFitError, ModelLoadError, NativeError
 from pinyon.engine.meters import Vram
@@ -80,12 +80,15 @@ class NativeLog:
     """
 
     _DEBUG, _WARNING, _CONTINUED = 1, 3, 5
+    _BUFFER = re.compile(r" (\S+) +(model|KV|RS|compute|output) +buffer size = +([\d.]+) MiB")
     _installed: ClassVar["NativeLog"]
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._recent: deque[str] = deque(maxlen=20)
         self._level = 0
+        self.buffers: list[Buffer] = []
+        """What was taken of memory until now."""
         self._callback = lib.llama_log_callback(self._write)
         lib.llama_log_set(self._callback, None)
         NativeLog._installed = self  # native code holds no reference of its own
@@ -96,6 +99,9 @@ class NativeLog:
             self._level = level
         if self._level >= self._WARNING and line.strip():
             self._recent.append(line.strip())
+        if (found := self._BUFFER.search(line)) is not None:
+            place, purpose, mib = found.groups()
+            self.buffers.append(Buffer(purpose, place, round(float(mib) * (1 << 20))))
         if self._level != self._DEBUG:
             self._stream.write(line)
 

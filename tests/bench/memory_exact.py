@@ -88,12 +88,12 @@ def _measured(path: Path, sizes: ModelSizes, context: int, kv_type: KvType) -> t
     done = subprocess.run(order, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{path} could not be measured: {done.stderr[-500:]}")
-    sizes_logged = re.findall(r"(?:KV|RS) buffer size = *([\d.]+) MiB", done.stderr)
-    return plan.kv_bytes / MIB, sum(map(float, sizes_logged)), plan.resident_bytes / MIB, float(done.stdout)
+    kv_mib, taken_mib = map(float, done.stdout.split())
+    return plan.kv_bytes / MIB, kv_mib, plan.resident_bytes / MIB, taken_mib
 
 
 def _load(path: Path, context: int, kv_type: str) -> None:
-    """Load an engine as a worker does, let it compute the largest step there is at the end of the context, print the MiB taken."""
+    """Load an engine as a worker does, let it compute the largest step there is at the end of the context, print MiB of KV and in all."""
     from pinyon.engine.loader import load_engine
     from pinyon.engine.native import NativeLog, RowBuffer
 
@@ -106,7 +106,8 @@ def _load(path: Path, context: int, kv_type: str) -> None:
         buffer.positions[:] = range(start, start + shape.batch_rows)
         buffer.wants_logits[: shape.sequences] = 1
         loaded.context.decode(buffer, shape.batch_rows)
-    print(_taken_mib(os.getpid(), path))
+    kv_bytes = sum(buffer.size_bytes for buffer in loaded.info.buffers if buffer.purpose in {"KV", "RS"})
+    print(kv_bytes / MIB, _taken_mib(os.getpid(), path))
 
 
 def _taken_mib(pid: int, model: Path) -> float:

@@ -318,3 +318,15 @@ def test_experts_can_be_told_to_stay_in_ram(tmp_path, monkeypatch):
     Model(path, NativeLog(text), lambda _fraction: True, cpu_expert_layers=1).close()
     told = re.findall(r"tensor (\S+) .* overridden to CPU", text.getvalue())
     assert sorted(told) == [f"blk.0.ffn_{name}_exps.weight" for name in ("down", "gate", "up")]
+
+
+def test_what_a_model_takes_of_memory_is_known_once_it_is_loaded(tiny, tmp_path):
+    with (tmp_path / "log").open("w") as log:
+        loaded = load_engine(config(tiny), tiny, NativeLog(log))
+    taken = {(each.purpose, each.place): each.size_bytes for each in loaded.info.buffers}
+    loaded.close()
+    layers, heads, head, cells = 2, 2, 16, 256
+    kv = layers * cells * heads * 2 * head * 2
+    assert taken["KV", "CPU"] == pytest.approx(kv, abs=0.005 * 2**20)
+    assert {purpose for purpose, _ in taken} == {"model", "KV", "compute", "output"}
+    assert ("model", "CPU_Mapped") in taken

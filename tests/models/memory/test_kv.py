@@ -1,7 +1,6 @@
 """Planned bytes of KV against what llama.cpp allocates for real files of many architectures."""
 
 import io
-import re
 from pathlib import Path
 
 import pytest
@@ -21,14 +20,12 @@ MANY_CELLS = 16_384
 
 @pytest.fixture(scope="module")
 def native():
-    """A model's allocations of KV in MiB, as llama.cpp logs them: (path, cells, sequences, ...) -> sizes."""
-    text = io.StringIO()
-    log = NativeLog(text)
+    """What llama.cpp says it allocates for a model's KV: (path, choice) -> sizes in MiB with two decimals."""
+    log = NativeLog(io.StringIO())
 
     def allocated(path: Path, choice: KvChoice) -> list[float]:
         model = Model(path, log, lambda _fraction: True)
-        text.seek(0)
-        text.truncate()
+        log.buffers.clear()
         context = Context(
             model,
             log,
@@ -41,7 +38,7 @@ def native():
         )
         context.close()
         model.close()
-        return [float(size) for size in re.findall(r"(?:KV|RS) buffer size = *([\d.]+) MiB", text.getvalue())]
+        return [buffer.size_bytes / MIB for buffer in log.buffers if buffer.purpose in {"KV", "RS"}]
 
     return allocated
 

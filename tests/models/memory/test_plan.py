@@ -1,7 +1,6 @@
 """Where weights, KV and buffers go."""
 
 import io
-import re
 from pathlib import Path
 
 import pytest
@@ -37,9 +36,9 @@ def test_weights_are_those_that_llama_cpp_loads(name, tmp_path):
 
 
 def _loaded_bytes(path: Path) -> float:
-    text = io.StringIO()
-    Model(path, NativeLog(text), lambda _fraction: True).close()
-    return sum(float(size) for size in re.findall(r"model buffer size = *([\d.]+) MiB", text.getvalue())) * MIB
+    log = NativeLog(io.StringIO())
+    Model(path, log, lambda _fraction: True).close()
+    return sum(buffer.size_bytes for buffer in log.buffers if buffer.purpose == "model")
 
 
 @pytest.mark.parametrize("gpu_layers", range(4))
