@@ -8,7 +8,7 @@ import pytest
 from pinyon.app import wire
 from pinyon.app.ask import Ask, Chat, RawText, RawTokens, SamplingChoice
 from pinyon.app.cli.failures import report
-from pinyon.app.errors import AnswerError, AppError, GenerationFailedError
+from pinyon.app.errors import AnswerError, AppError, GenerationFailedError, MeasuringError
 from pinyon.app.history.errors import HistoryError
 from pinyon.engine.errors import ContextOverflowError, EngineError, InvalidRequestError, OverloadedError
 from pinyon.engine.events import Chunk, Finished, FinishReason, PositionLogprobs, Timings, TokenLogprob, Usage
@@ -21,7 +21,7 @@ def tree(base):
     return [base, *(kind for child in base.__subclasses__() for kind in tree(child))]
 
 
-NO_SERVER_S = (AnswerError, HistoryError)
+NO_SERVER_S = (AnswerError, HistoryError, MeasuringError)
 """What only commands themselves meet."""
 MADE_OF_MORE = (ContextOverflowError, OverloadedError, GenerationFailedError, HeaderIncompleteError)
 ERRORS = [
