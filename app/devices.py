@@ -6,7 +6,7 @@ import sys
 
 from pinyon.app.settings import Settings
 from pinyon.engine.device import Device, DeviceKind
-from pinyon.engine.device_probe import probe_devices
+from pinyon.engine.device_probe import may_have_gpus, probe_devices
 from pinyon.engine.errors import EngineError
 from pinyon.models.machine.cores import Cores, read_cores
 from pinyon.models.machine.devices import Devices, Gpu
@@ -22,6 +22,16 @@ def this_machine(settings: Settings) -> Devices:
         return Devices(ram, cores, (), gpus_from="llama.cpp could not be asked", build="", gpu_fault=str(error))
     gpus = tuple(_gpu(device) for device in found.devices if device.kind.is_gpu)
     return Devices(ram, cores, gpus, gpus_from="llama.cpp, as it was built", build=found.build)
+
+
+def gpus_here() -> tuple[Gpu, ...]:
+    """Return the GPUs with what is free on them now; where the drivers fail, none. Takes half a second where llama.cpp was built for GPUs."""
+    if not may_have_gpus():
+        return ()
+    try:
+        return tuple(_gpu(device) for device in probe_devices().devices if device.kind.is_gpu)
+    except EngineError:
+        return ()
 
 
 def chosen_cores(settings: Settings) -> Cores:

@@ -42,7 +42,7 @@ BACKLOG: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Where to listen, which model to serve (None leaves it to the first request), and whom to let in."""
+    """Where to listen, which model stays in memory and answers where none is named, and whom to let in."""
 
     host: str
     port: int
@@ -73,7 +73,7 @@ async def serve(options: ServeOptions, folders: Folders, settings: Settings, pre
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(data_folder_held(folders))
         listener = stack.enter_context(_listen(options.host, options.port))
-        service = await stack.enter_async_context(Service(folders, settings))
+        service = await stack.enter_async_context(Service(folders, settings, several=True, pinned=options.model))
         token_file = None if options.token_file is None else str(options.token_file.absolute())
         me = ServerFile(_own_url(options.host, listener), os.getpid(), secrets.token_hex(32), token_file)
         stack.enter_context(published(folders, me))

@@ -5,7 +5,15 @@ from enum import IntEnum
 from pathlib import Path
 
 from pinyon.app.cli.terminal import tell
-from pinyon.app.errors import AnswerError, AppError, BusyError, GenerationFailedError, ModelSlotError, ServerError
+from pinyon.app.errors import (
+    AnswerError,
+    AppError,
+    BusyError,
+    GenerationFailedError,
+    ModelSlotError,
+    NoRoomError,
+    ServerError,
+)
 from pinyon.app.history.errors import HistoryFileError
 from pinyon.app.settings import Folders
 from pinyon.engine.errors import EngineError
@@ -40,6 +48,8 @@ def exit_code(error: BaseException | None) -> ExitCode:
     match error:
         case EngineError() | GenerationFailedError():
             return _OF_FAILURE[error.kind]
+        case NoRoomError():
+            return ExitCode.DOES_NOT_FIT
         case TemplateError() | BusyError() | ServerError() | AnswerError() | HistoryFileError():
             return ExitCode.FAILED
         case ModelError() | ModelSlotError():

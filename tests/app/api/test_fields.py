@@ -50,6 +50,7 @@ SAMPLING = {
     "priority": "",
     "ttft_deadline_s": "1 2 1.5 1.0",
     "ignore_eos": BOOL,
+    "keep_alive": '0 2 1 1.5 1.0 -1 -0.0 1e-400 "0" "2"',
     "regex": '"0" "2" "x" "null"',
     "grammar": '"0" "2" "x" "null"',
 }

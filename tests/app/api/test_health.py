@@ -16,6 +16,7 @@ async def test_a_server_that_can_answer_is_ready(api):
             "live": True,
             "ready": True,
             "engine": {"state": "ready", "model": "fake", "running": 0, "waiting": 0},
+            "models": [{"model": "fake", "state": "ready", "running": 0, "waiting": 0}],
         }
 
 
@@ -30,6 +31,7 @@ async def test_an_engine_that_is_not_ready_is_told(api, state):
             "live": True,
             "ready": False,
             "engine": {"state": str(state), "model": None, "running": 0, "waiting": 0},
+            "models": [],
         }
 
 
