@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
-from pinyon.app.counted import gib
+from pinyon.app.counted import memory
 from pinyon.app.devices import chosen_cores
 from pinyon.app.errors import TooLargeError
 from pinyon.app.fit import layout, sizes_here
@@ -120,10 +120,10 @@ class Slot(Resident):
         if (pid := self.engine.running_pid) is None:
             return 0
         try:
-            memory = psutil.Process(pid).memory_info()
+            taken = psutil.Process(pid).memory_info()
         except psutil.Error:
             return 0
-        return max(0, memory.rss - getattr(memory, "shared", self.fit.plan.ram.mapped_bytes))
+        return max(0, taken.rss - getattr(taken, "shared", self.fit.plan.ram.mapped_bytes))
 
 
 Held = Callable[[Slot], AbstractContextManager[object]]
@@ -211,11 +211,12 @@ class WantedModel(Wanted[Slot]):
 
     def refusal(self, fit: Fit, budget: Budget) -> Exception:
         """As Wanted.refusal."""
-        lacking = ", ".join(f"{gib(size)} of {device}" for device, size in fit.lacking)
+        kept_bytes = self._kit.kv.reserved_bytes(self._granted_ram())
+        lacking = ", ".join(f"{memory(size)} of {device}" for device, size in fit.lacking)
         return TooLargeError(
-            f"{self.name} needs {gib(fit.plan.total_bytes)} with a context of {fit.context_tokens:,} tokens, {gib(budget.ram_bytes)} of RAM are"
-            f" free for models: it lacks {lacking}. Close other programs, or take a smaller model or quant (`pinyon fit`);"
-            " --force loads it all the same"
+            f"{self.name} needs {memory(fit.plan.total_bytes)} with a context of {fit.context_tokens:,} tokens,"
+            f" {memory(max(0, budget.ram_bytes - kept_bytes))} of RAM are free for it, beside {memory(kept_bytes)} for computed prompts: it lacks"
+            f" {lacking}. Close other programs, or take a smaller quant or model (`pinyon fit` tells which one fits); --force loads it all the same"
         )
 
     def _granted_ram(self) -> list[int]:

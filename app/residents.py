@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from pinyon.app.counted import gib
+from pinyon.app.counted import memory
 from pinyon.app.errors import ModelSlotError, NoRoomError
 from pinyon.models.memory.fit import Budget, Fit
 
@@ -210,7 +210,7 @@ class Residents(Generic[ResidentT]):
         if loads := [_loading_of(each) for each in self._here.values()]:
             await asyncio.wait(
                 loads
-            )  # two at once would slow each other down, and what they will take of GPUs is not known
+            )  # two at once slow each other down, and what they will take of a GPU is not known yet
         most = await self._most()
         best = wanted.choose(most)
         if not best.fits and not wanted.is_forced:
@@ -313,10 +313,10 @@ class Residents(Generic[ResidentT]):
         return min(map(self._idle_from, self._here.values()), default=math.inf)
 
     def _no_room(self, wanted: Wanted[ResidentT], found: Fit, free: Budget) -> str:
-        lacking = " and ".join(f"{gib(size)} more of {device}" for device, size in found.lacking)
-        busy = ", ".join(f"{each.name} ({gib(each.promised_bytes)})" for each in self.here)
+        lacking = " and ".join(f"{memory(size)} more of {device}" for device, size in found.lacking)
+        busy = ", ".join(f"{each.name} ({memory(each.promised_bytes)})" for each in self.here)
         return (
-            f"{wanted.name} needs {gib(found.plan.ram.total_bytes)} of memory, {gib(free.ram_bytes)} are free ({lacking} would do), and what"
+            f"{wanted.name} needs {memory(found.plan.ram.total_bytes)} of memory, {memory(free.ram_bytes)} are free ({lacking} would do), and what"
             f" could make room is answering: {busy}; try again later"
         )
 
