@@ -15,7 +15,8 @@ import psutil
 from pinyon.app.counted import memory
 from pinyon.app.devices import chosen_cores
 from pinyon.app.errors import TooLargeError
-from pinyon.app.fit import layout, sizes_here
+from pinyon.app.fit import layout
+from pinyon.app.known_sizes import sizes_of
 from pinyon.app.kv_budget import KvBudget
 from pinyon.app.loaded_model import LoadedModel
 from pinyon.app.residents import Resident, Wanted
@@ -29,7 +30,6 @@ from pinyon.models.disk import private_folder
 from pinyon.models.memory.fit import Budget, Fit, Wish, fit
 from pinyon.models.memory.kv import KvType
 from pinyon.models.model_record import Record
-from pinyon.models.split_files import headers_of
 from pinyon.models.template_sandbox import TemplateSandbox
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class WantedModel(Wanted[Slot]):
         """As Wanted.prepare. Raises ModelError, ModelQuarantinedError, DoesNotFitError."""
         if self.path in self._kit.quarantined:
             raise self._kit.quarantined[self.path]
-        self._sizes = sizes = await asyncio.to_thread(lambda: sizes_here(headers_of(self.path)))
+        self._sizes = sizes = await asyncio.to_thread(sizes_of, self._record, self._kit.folders.sizes)
         if self._context is not None and sizes.trained_context:
             check_context(self._context, sizes.trained_context)
 

@@ -72,6 +72,11 @@ class Folders:
         return self.cache / "calibration"
 
     @property
+    def sizes(self) -> Path:
+        """What is known of the sizes of models."""
+        return self.cache / "sizes"
+
+    @property
     def templates(self) -> Path:
         return self.config / "templates"
 
