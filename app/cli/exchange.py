@@ -126,9 +126,14 @@ async def ready(
                     model = await backend.load(named, wish.context, on_progress)
             if before is not None and wish.model is None and model.name != before.model:
                 tell(f"{model.name} answers: {before.model}, which did so before, is not here by that name")
-            for compromise in model.compromises:
-                tell(f"so that {model.name} fits into memory: {compromise}")
+            tell_compromises(model)
             yield model, history, before
+
+
+def tell_compromises(model: "Model") -> None:
+    """Tell what was given up so that a model fits."""
+    for compromise in model.compromises:
+        tell(f"so that {model.name} fits into memory: {compromise}")
 
 
 def _history(wish: Wish, on_trouble: Callable[[str], None]) -> "History":
