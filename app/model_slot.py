@@ -68,11 +68,6 @@ class Slot(Resident):
         self._kit = kit
         self._held = held
 
-    @property
-    def names(self) -> frozenset[str]:
-        """All that it is called, and its file's path."""
-        return frozenset((self.record.name, *self.record.aliases, str(self.path)))
-
     @contextlib.contextmanager
     def heard(self, listener: Callable[[float], None]) -> Iterator[None]:
         """Have a listener told the loaded fraction."""

@@ -83,11 +83,11 @@ class Service:
     """Resolves names, checks files, runs engines. Use as an async context manager: leaving it ends every child.
 
     Unless it keeps `several`, the model before leaves memory for the next one, and stays until then. Of several, each leaves the setting
-    `keep_alive_s` after its last request, but for the one that is `pinned` by its name.
+    `keep_alive_s` after its last request, but for the one that is `pinned` by its file's path.
     """
 
     def __init__(
-        self, folders: Folders, settings: Settings, *, several: bool = False, pinned: str | None = None
+        self, folders: Folders, settings: Settings, *, several: bool = False, pinned: Path | None = None
     ) -> None:
         self.store = Store(folders.models)
         self._kit = Kit(folders, settings)
@@ -215,7 +215,7 @@ class Service:
         return self.store.ensure_runnable(self.store.resolve(name))
 
     def _keep_alive_s(self, slot: Slot, asked: KeepAlive | None) -> float | None:
-        if not self._several or (self._pinned is not None and self._pinned in slot.names):
+        if not self._several or slot.path == self._pinned:
             return None
         return self._kit.settings.keep_alive_s if asked is None else asked.seconds
 

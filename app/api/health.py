@@ -26,7 +26,7 @@ class ModelHealth(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """`live`: the server answers. `ready`: it takes a request now and needs to load nothing for it.
+    """`live`: the server answers. `ready`: there is a model that takes a request now, without being loaded first.
 
     `engine` is the last used one, with the answers of all; `models` are those in memory.
     """
@@ -53,7 +53,7 @@ async def ready(request: Request) -> Response:
 
 def _health(door: Door) -> Health:
     state = door.engine_state
-    is_ready = state is EngineState.READY and not door.is_draining
+    is_ready = any(model.state is EngineState.READY for model in door.service.models) and not door.is_draining
     loaded = door.service.loaded
     engine = EngineHealth(state, None if loaded is None else loaded.name, door.running, door.waiting)
     status = "shutting_down" if door.is_draining else "ok" if is_ready else str(state)

@@ -327,3 +327,20 @@ def test_a_server_that_cannot_start_says_why(alone, options, code, words):
 
 def test_a_model_of_the_settings_that_is_not_here_is_told_at_the_start(alone):
     assert_refused(pinyon(alone, "serve", "--port", "0", PINYON_MODEL="nope"), 3, "no model named nope")
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers_and_loaded_all_the_same_where_that_is_wanted(make_home):
+    home = make_home()
+    with (home / "config" / "settings.toml").open("a") as settings:
+        settings.write("[headroom_mib]\nRAM = 100000000\n")
+
+    def refused_and_forced():
+        assert_refused(pinyon(home, *ANSWER, "hello"), 4, "tiny needs", "0 MiB of RAM are free for it", "--force")
+        forced = pinyon(home, *ANSWER, "--force", "hello")
+        assert (forced.returncode, b"MiB more of RAM than is free" in forced.stderr) == (0, True)
+        return forced.stdout
+
+    alone = refused_and_forced()
+    assert_refused(pinyon(home, "serve", "--port", "0", "--model", "tiny", "--preload"), 4, "tiny needs")
+    with serving(home, PINYON_KEEP_ALIVE_S="0"):
+        assert refused_and_forced() == alone

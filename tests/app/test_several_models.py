@@ -178,7 +178,7 @@ async def test_the_cache_of_kv_takes_what_the_model_leaves_or_what_the_setting_s
 
 async def test_an_idle_model_leaves_and_a_pinned_one_stays(folders, machine, tiny, other):
     soon = Settings(threads=1, cache_disk_mib=100, keep_alive_s=0)
-    async with serving(folders, machine, soon, pinned=str(tiny)) as service:
+    async with serving(folders, machine, soon, pinned=tiny) as service:
         await answered(await service.load(str(tiny)))
         async with service.using(str(other)) as model:
             await answered(model)

@@ -84,7 +84,7 @@ async def test_the_engine_s_meters_are_gauges_where_a_model_is_loaded(make_api):
     assert (found["pinyon_engine_resident_bytes", "fake"], found["pinyon_available_bytes", "fake"]) == (7, 8)
     assert found["pinyon_step_rows_sum", "fake"] == engine.service.step_rows.total > 0
     assert (
-        found["pinyon_step_seconds_bucket", "fake", "+Inf"]
+        found["pinyon_step_seconds_bucket", "+Inf", "fake"]
         == found["pinyon_step_seconds_count", "fake"]
         == engine.service.step_s.number
     )
