@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from pinyon.app.ask import Ask, Chat, Prompt, RawText, RawTokens
+from pinyon.app.fit import told
 from pinyon.engine.client import EngineClient, EngineState
 from pinyon.engine.config import EngineInfo
 from pinyon.engine.errors import ContextOverflowError, EngineError
@@ -93,7 +94,7 @@ class LoadedModel:
     @property
     def compromises(self) -> tuple[str, ...]:
         """As Model.compromises."""
-        return self.fit.told
+        return told(self.fit)
 
     @property
     def state(self) -> EngineState:

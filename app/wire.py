@@ -69,7 +69,7 @@ class Memory(msgspec.Struct, frozen=True):
     compromises: tuple[str, ...]
 
     @classmethod
-    def of(cls, fit: "Fit", cache_bytes: int) -> "Memory":
+    def of(cls, fit: "Fit", cache_bytes: int, compromises: tuple[str, ...]) -> "Memory":
         devices = fit.plan.devices
         return cls(
             kv_type=fit.plan.choice.kv.type.value,
@@ -80,7 +80,7 @@ class Memory(msgspec.Struct, frozen=True):
             cache_bytes=cache_bytes,
             ram_bytes=fit.plan.ram.total_bytes,
             gpu_bytes={need.device: need.total_bytes for need in devices[1:]},
-            compromises=fit.told,
+            compromises=compromises,
         )
 
 

@@ -43,6 +43,11 @@ class Door:
         self.is_draining = False
 
     @property
+    def keep_alive_s(self) -> int:
+        """How long a model stays after its last request, where that does not say."""
+        return self._settings.keep_alive_s
+
+    @property
     def engine_state(self) -> EngineState:
         return self.service.engine_state
 
@@ -89,10 +94,7 @@ class Door:
         keep_alive: KeepAlive | None = None,
         is_forced: bool = False,
     ) -> AsyncIterator[LoadedModel]:
-        """As `using`, for this user's own commands, which may name a file by its path, and say as Service.using how it is loaded.
-
-        Raises ModelSlotError, too.
-        """
+        """As `using`, with a name or a file's path, and loaded as Service.using says. Raises ModelSlotError, too."""
         self._require_running()
         async with contextlib.AsyncExitStack() as held:
             with self._arrival():

@@ -68,7 +68,7 @@ def _records(door: Door) -> list[Record]:
 def _shown(door: Door, record: Record) -> ModelShown:
     loaded = next((model for model in door.service.models if model.name == record.name), None)
     context = _trained_context(record.path, record.checked) if loaded is None else loaded.context_tokens
-    memory = None if loaded is None else Memory.of(loaded.fit, loaded.cache_bytes)
+    memory = None if loaded is None else Memory.of(loaded.fit, loaded.cache_bytes, loaded.compromises)
     created = int(record.added_at.timestamp())
     return ModelShown(record.name, "model", created, "pinyon", context, loaded is not None, memory)
 

@@ -11,6 +11,7 @@ import os
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +26,7 @@ from pinyon.app.api.errors import ApiError, invalid, of_exception
 from pinyon.app.api.json_answer import JsonAnswer
 from pinyon.app.api.sse import Stream
 from pinyon.app.errors import AppError, ServerError
+from pinyon.app.keep_alive import KeepAlive
 from pinyon.app.loaded_model import LoadedModel
 from pinyon.app.running import KEY_HEADER, is_challenge, key, proof
 from pinyon.engine.errors import ContextOverflowError, EngineError
@@ -36,6 +38,8 @@ from pinyon.models.errors import ModelError
 router = APIRouter(prefix="/pinyon", include_in_schema=False)
 
 PROGRESS_S: Final = 0.1
+COMMAND_S: Final = 10.0
+"""How long a model stays at least after a request of a command, which asks in several requests: load, count, generate."""
 _STARTED: Final = time.monotonic()
 
 
@@ -77,7 +81,7 @@ async def _shown(door: Door, model: LoadedModel) -> wire.ModelStatus:
         model.threads,
         running,
         waiting,
-        wire.Memory.of(model.fit, model.cache_bytes),
+        wire.Memory.of(model.fit, model.cache_bytes, model.compromises),
         await model.meters(),
     )
 
@@ -204,14 +208,25 @@ async def _loading(door: Door, wanted: wire.Load) -> AsyncGenerator[wire.FromSer
 
 async def _loaded(door: Door, wanted: wire.Load, on_progress: Callable[[float], None]) -> LoadedModel:
     path = None if wanted.path is None else os.fsdecode(wanted.path)
-    using = door.loaded(path, wanted.context_tokens, on_progress, is_forced=wanted.is_forced)
-    async with using as model:
+    async with _using(door, path, wanted.context_tokens, on_progress, is_forced=wanted.is_forced) as model:
         return model
+
+
+def _using(
+    door: Door,
+    path: str | None,
+    context_tokens: int | None = None,
+    on_progress: Callable[[float], None] | None = None,
+    *,
+    is_forced: bool = False,
+) -> AbstractAsyncContextManager[LoadedModel]:
+    kept = KeepAlive(max(door.keep_alive_s, COMMAND_S))
+    return door.loaded(path, context_tokens, on_progress, keep_alive=kept, is_forced=is_forced)
 
 
 async def _events(door: Door, wanted: wire.Generate) -> AsyncGenerator[Event]:
     async with (
-        door.loaded(os.fsdecode(wanted.path)) as model,
+        _using(door, os.fsdecode(wanted.path)) as model,
         contextlib.aclosing(door.events(model, wanted.ask)) as events,
     ):
         async for event in events:
@@ -221,7 +236,7 @@ async def _events(door: Door, wanted: wire.Generate) -> AsyncGenerator[Event]:
 
 
 async def _estimate(door: Door, wanted: wire.Generate) -> AsyncGenerator[Estimate | Failed]:
-    async with door.loaded(os.fsdecode(wanted.path)) as model:
+    async with _using(door, os.fsdecode(wanted.path)) as model:
         try:
             yield await model.estimate(wanted.ask)
         except ContextOverflowError as error:  # whose figures are in its event
@@ -229,7 +244,7 @@ async def _estimate(door: Door, wanted: wire.Generate) -> AsyncGenerator[Estimat
 
 
 async def _count(door: Door, wanted: wire.Count) -> AsyncGenerator[wire.Counted | Failed]:
-    async with door.loaded(os.fsdecode(wanted.path)) as model:
+    async with _using(door, os.fsdecode(wanted.path)) as model:
         try:
             yield wire.Counted(await model.count(wanted.text))
         except ContextOverflowError as error:

@@ -84,14 +84,6 @@ class Fit:
     def context_tokens(self) -> int:
         return self.plan.choice.kv.cells
 
-    @property
-    def told(self) -> tuple[str, ...]:
-        """What was given up, and what is lacking all the same, in words."""
-        lacking = (
-            f"{size / 2**30:,.1f} GiB more of {device} than is free: slow, or killed" for device, size in self.lacking
-        )
-        return (*(compromise.text for compromise in self.compromises), *lacking)
-
 
 def fit(sizes: ModelSizes, budget: Budget, shape: Shape, wish: Wish = Wish()) -> Fit:
     """Return the choice for a model under a budget."""

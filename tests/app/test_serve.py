@@ -123,7 +123,7 @@ def test_a_larger_context_than_the_model_s_is_refused_as_without_a_server(home, 
 def test_models_are_loaded_as_they_are_named_and_all_of_them_are_listed(make_home, tmp_path):
     home = make_home()
     pinyon(home, "add", write_tiny_llama(tmp_path / "other model.gguf", seed=1), "--name", "other", check=True)
-    with serving(home, "--model", "tiny", PINYON_KEEP_ALIVE_S="1"):
+    with serving(home, "--model", "tiny") as server:
         for name in ("tiny", "other"):
             answer = json.loads(pinyon(home, "run", "-m", name, "--max-tokens", "2", "--json", "x").stdout)
             assert answer["model"] == name
@@ -131,7 +131,9 @@ def test_models_are_loaded_as_they_are_named_and_all_of_them_are_listed(make_hom
         assert "other (context 256 tokens, KV in f16, 1 thread)" in shown
         assert "planned" in shown
         assert_refused(pinyon(home, "rm", "tiny"), 2, "tiny is loaded in the server")
-        until(lambda: [model["name"] for model in models(home)] == ["tiny"])
+        last = {"model": "other", "prompt": "x", "max_tokens": 1, "keep_alive": 0}
+        assert httpx.post(f"{server.url}/v1/completions", json=last, trust_env=False).status_code == 200
+        assert [model["name"] for model in models(home)] == ["tiny"]
         assert pinyon(home, "rm", "other").returncode == 0
         answer = json.loads(pinyon(home, "run", "--max-tokens", "2", "--json", "x").stdout)
         assert answer["model"] == "tiny"

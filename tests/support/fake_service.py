@@ -23,7 +23,7 @@ from pinyon.engine.errors import EngineCrashedError, EngineError
 from pinyon.engine.events import Event, Failed, Finished
 from pinyon.engine.meters import Meters
 from pinyon.engine.request import GenerateRequest, Reasoning, SamplingParams, Text, Tokens
-from pinyon.models.memory.fit import Compromise, Fit, Kind
+from pinyon.models.memory.fit import Fit
 from pinyon.models.memory.kv import KvChoice
 from pinyon.models.memory.plan import Choice, DeviceNeed, MemoryPlan
 from pinyon.models.model_record import FileIdentity, Record, Source, new_record
@@ -32,8 +32,7 @@ from pinyon.models.store import Listing
 NONCE = "00" * 32
 FIT = Fit(
     MemoryPlan(Choice(KvChoice(4096, 8, 512)), (DeviceNeed("RAM", 100, 90, 30, 20, 4, 6),), is_exact=True),
-    8192,
-    (Compromise(Kind.CONTEXT, "a context of 4,096 tokens instead of the usual 8,192"),),
+    4096,
 )
 GREEDY = SamplingParams(temperature=0)
 THINK = Reasoning("<think>", ("</think>",))

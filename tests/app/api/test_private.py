@@ -31,6 +31,7 @@ from pinyon.models.errors import TemplateMissingError
 from pinyon.models.model_record import Source
 
 NONCE = "a nonce"
+TOLD = ("a smaller context",)
 KEY = {KEY_HEADER: key(NONCE)}
 CHALLENGE = "ab" * 16
 ASK = Ask(RawText("x"))
@@ -50,7 +51,7 @@ class FakeModel:
     def __init__(self, name="m", error=None):
         self.name, self.context_tokens, self.threads, self.why_no_disk = name, 256, 2, ""
         self.record = SimpleNamespace(path=Path(f"/{name}.gguf"), name=name, source=Source.ADDED)
-        self.state, self.fit, self.cache_bytes, self.compromises = EngineState.READY, FIT, 9, FIT.told
+        self.state, self.fit, self.cache_bytes, self.compromises = EngineState.READY, FIT, 9, TOLD
         self.error = error
         self.digest = "ab" * 32
         self.may_end, self.cancelled, self.was_left = asyncio.Event(), False, False
@@ -93,7 +94,7 @@ class FakeService:
 
     def __init__(self, model):
         self.model, self.loaded, self.error = model, None, None
-        self.wishes = []
+        self.wishes, self.kept_alive = [], []
         self.may_load = asyncio.Event()
         self.may_load.set()
         self.loads = asyncio.Event()
@@ -124,6 +125,7 @@ class FakeService:
     @contextlib.asynccontextmanager
     async def using(self, name, context_tokens=None, on_progress=None, *, keep_alive=None, is_forced=False):
         self.wishes.append((context_tokens, is_forced))
+        self.kept_alive.append(keep_alive)
         self.loads.set()
         if on_progress is not None:
             on_progress(0.5)
@@ -235,7 +237,7 @@ async def test_status_before_and_after_a_load(client):
     (model,) = after.models
     assert (model.name, model.path, model.context_tokens, model.threads) == ("m", b"/m.gguf", 256, 2)
     assert (model.engine_state, model.running, model.waiting, model.meters) == ("ready", 0, 0, METERS)
-    assert (model.memory.ram_bytes, model.memory.cache_bytes, model.memory.compromises) == (160, 9, FIT.told)
+    assert (model.memory.ram_bytes, model.memory.cache_bytes, model.memory.compromises) == (160, 9, TOLD)
     assert (after.engine_state, after.running, after.waiting, after.is_draining) == ("ready", 0, 0, False)
 
 
@@ -309,7 +311,7 @@ async def test_a_prompt_that_does_not_fit_is_told_with_its_figures(client, servi
 @pytest.mark.parametrize(("path", "context"), [(b"/m.gguf", None), (b"/m.gguf", 256), (None, None)])
 @pytest.mark.parametrize("is_forced", [False, True])
 async def test_a_model_is_loaded_as_it_is_asked_for(client, service, path, context, is_forced):
-    loaded = wire.Loaded(b"/m.gguf", "m", 256, 2, "", "ab" * 32, FIT.told)
+    loaded = wire.Loaded(b"/m.gguf", "m", 256, 2, "", "ab" * 32, TOLD)
     assert await post(client, "load", wire.Load(path, context, is_forced)) == [loaded]
     assert service.wishes == [(context, is_forced)]
 
@@ -433,3 +435,14 @@ async def test_a_command_that_was_killed_before_the_first_event_leaves_nothing(a
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+
+@pytest.mark.parametrize(("setting", "kept_s"), [(300, 300), (0, private.COMMAND_S)])
+async def test_a_model_stays_at_least_until_the_next_request_of_the_same_command(service, setting, kept_s):
+    door = Door(service, None, Settings(model="m", keep_alive_s=setting), SimpleNamespace(ended=lambda *_: None))
+    app = make_app(door, CollectorRegistry(), NONCE, with_docs=False)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+        await post(client, "load", wire.Load(b"/m.gguf", None))
+        await post(client, "count", wire.Count(b"/m.gguf", "four"))
+        await post(client, "estimate", GENERATE)
+    assert [kept.seconds for kept in service.kept_alive] == [kept_s] * 3
