@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from pinyon.app.default_model import default_model
-from pinyon.app.errors import BusyError, ModelSlotError, ServerError
+from pinyon.app.errors import BusyError, ServerError
 from pinyon.app.running import read_server
 from pinyon.app.settings import Folders, Settings
 from pinyon.models.store import Store
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 
 class Backend:
-    """Use as an async context manager: leaving it ends what this process runs. `model` is the loaded one.
+    """Use as an async context manager: leaving it ends what this process runs. `model` is the loaded one; with `is_forced` it is loaded
+    although it does not fit into memory.
 
     Once this process runs a model itself, it goes on doing so, also where a server is started later.
     """
 
-    def __init__(self, folders: Folders, settings: Settings) -> None:
+    def __init__(self, folders: Folders, settings: Settings, *, is_forced: bool = False) -> None:
         self.model: Model | None = None
         self._folders = folders
         self._settings = settings
+        self._is_forced = is_forced
         self._store = Store(folders.models)
         self._server: RemoteService | None = None
         self._service: Service | None = None
@@ -53,8 +55,8 @@ class Backend:
         Raises:
             ModelError: no such model, or its file cannot be used.
             ModelLoadError: it cannot be loaded.
-            ModelSlotError: the server holds another model.
-            DoesNotFitError: the server's context is smaller than `context_tokens`.
+            ModelSlotError: the server answers with it, and with less context.
+            DoesNotFitError, NoRoomError: it does not fit into memory.
             BusyError, ServerError: the server takes nothing new, or fails.
         """
         async with self._loading:
@@ -62,7 +64,7 @@ class Backend:
             if self._server is not None:
                 name = model or self._settings.model
                 path = None if name is None else self._store.resolve(name).path
-                self.model = await self._server.load(path, context_tokens, on_progress)
+                self.model = await self._server.load(path, context_tokens, on_progress, is_forced=self._is_forced)
             else:
                 name = model or default_model(self._store, self._settings)
                 self.model = await self._hosted_model(name, context_tokens, on_progress)
@@ -70,12 +72,10 @@ class Backend:
 
     async def meters(self) -> "Meters | None":
         """Return what the engine holds and does now; None while nothing is loaded, or the server does not answer."""
-        if self._server is not None:
-            try:
-                return await self._server.meters()
-            except (ServerError, BusyError):
-                return None
-        return None if self._service is None else await self._service.meters()
+        try:
+            return None if self.model is None else await self.model.meters()
+        except (ServerError, BusyError):
+            return None
 
     async def forget(self, conversation: str) -> "Removed":
         """Forget what only this conversation left in the cache, of whatever model, in memory and on disk.
@@ -106,16 +106,13 @@ class Backend:
     ) -> "Model":
         service = self._service or await self._open()
         try:
-            try:
-                return await service.load(name, context_tokens, on_progress)
-            except ModelSlotError:
-                await self._close()
-                service = await self._open()
-                return await service.load(name, context_tokens, on_progress)
+            return await service.load(name, context_tokens, on_progress, is_forced=self._is_forced)
         except asyncio.CancelledError:
             if service.loaded is None:  # the load would go on without us
                 await self._close()
             raise
+        finally:
+            self.model = service.loaded
 
     async def _open(self) -> "Service":
         from pinyon.app.service import Service  # noqa: PLC0415  a command that attaches starts without it

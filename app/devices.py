@@ -1,17 +1,13 @@
 """What this machine has for models, put together: memory and cores from the system, GPUs from llama.cpp."""
 
-import contextlib
 import dataclasses
-import importlib.util
 import platform
-import re
 import sys
-from pathlib import Path
 
 from pinyon.app.machine_speed import stored_speed
 from pinyon.app.settings import Folders, Settings
 from pinyon.engine.device import Device, DeviceKind
-from pinyon.engine.device_probe import probe_devices
+from pinyon.engine.device_probe import may_have_gpus, probe_devices
 from pinyon.engine.errors import EngineError
 from pinyon.models.machine.cores import Cores, read_cores
 from pinyon.models.machine.devices import Devices, Gpu
@@ -42,23 +38,13 @@ def this_machine(folders: Folders, settings: Settings) -> Devices:
 
 
 def gpus_here() -> tuple[Gpu, ...]:
-    """Return the GPUs that models can use now; none where llama.cpp was built without, which takes no time to find out.
-
-    Else half a second: a driver has to start. One that fails leaves the GPUs unused.
-    """
-    if not has_gpu_backends():
+    """Return the GPUs with what is free on them now; where the drivers fail, none. Takes half a second where llama.cpp was built for GPUs."""
+    if not may_have_gpus():
         return ()
-    with contextlib.suppress(EngineError):
+    try:
         return tuple(_gpu(device) for device in probe_devices().devices if device.kind.is_gpu)
-    return ()
-
-
-def has_gpu_backends() -> bool:
-    """Whether libraries for GPUs lie beside llama.cpp, without loading it."""
-    found = importlib.util.find_spec("llama_cpp")
-    folders = [] if found is None else [Path(place) for place in found.submodule_search_locations or ()]
-    names = (file.name for folder in folders for file in (folder / "lib").glob("*ggml-*"))
-    return any(not re.match(r"(lib)?ggml-(base|cpu)", name) for name in names)
+    except EngineError:
+        return ()
 
 
 def chosen_cores(settings: Settings) -> Cores:

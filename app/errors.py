@@ -3,16 +3,22 @@
 AppError
 ├── SettingsError           settings.toml or a PINYON_ variable is wrong
 ├── UsageError              what was asked makes no sense as asked
-├── ModelSlotError          another model is loaded already
+├── ModelSlotError          a model is loaded with another context, and is busy
 ├── BusyError               a request was not accepted, and may be sent again later
+│   ├── NoRoomError             models that are busy have the memory
 │   └── ShuttingDownError
 ├── FolderInUseError        another process uses the folder of KV
 ├── MeasuringError          how fast this machine is could not be measured
 ├── ServerError             about the running server: it cannot start, or cannot be reached
 ├── GenerationFailedError   a request ended in Failed; carries the event's kind
 └── AnswerError             an answer came, and is not what was asked for: cut off, no code in it, out of time
+
+Of the engine's tree, but known before there is one:
+DoesNotFitError
+└── TooLargeError           the model takes more memory than there is for models
 """
 
+from pinyon.engine.errors import DoesNotFitError
 from pinyon.engine.events import Failed, FailureKind
 
 
@@ -36,6 +42,10 @@ class BusyError(AppError):
     pass
 
 
+class NoRoomError(BusyError):
+    pass
+
+
 class ShuttingDownError(BusyError):
     pass
 
@@ -45,6 +55,10 @@ class FolderInUseError(AppError):
 
 
 class MeasuringError(AppError):
+    pass
+
+
+class TooLargeError(DoesNotFitError):
     pass
 
 

@@ -4,6 +4,7 @@ import platform
 from collections.abc import Sequence
 from typing import Final
 
+from pinyon.app.counted import memory
 from pinyon.app.settings import Settings
 from pinyon.engine.context_shape import context_shape
 from pinyon.models.gguf_header import GgufHeader
@@ -48,6 +49,12 @@ def headroom_bytes(settings: Settings, device: str, total_bytes: int) -> int:
 def fit_here(sizes: ModelSizes, settings: Settings, wish: Wish, gpus: Sequence[Gpu] = ()) -> Fit:
     """Return the choice for a model with what is free on this machine now."""
     return fit(sizes, budget(settings, read_ram(), gpus), layout, wish)
+
+
+def told(fit: Fit) -> tuple[str, ...]:
+    """Return what was given up, and what is lacking all the same, in words."""
+    lacking = (f"{memory(size)} more of {device} than is free: slow, or killed" for device, size in fit.lacking)
+    return (*(compromise.text for compromise in fit.compromises), *lacking)
 
 
 def layout(context_tokens: int, sizes: ModelSizes, full_window: bool) -> KvChoice:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,26 +25,56 @@ FULL_SHARE: Final = 0.05
 """A file system with less than this free is left alone."""
 
 
+LEAST_RAM_BYTES: Final = 64 * MIB
+"""A model leaves at least so much to the KV of earlier prompts: what goes to disk waits there."""
+
+
 class KvBudget(NamedTuple):
-    """Caps in bytes. Without a `folder` nothing is kept on disk, and `why_no_disk` says why."""
+    """Caps in bytes, of all models together. Without a `folder` nothing is kept on disk, and `why_no_disk` says why.
+
+    A model is granted all that is left of them; where `several` may come, half of it. Unless a setting `is_asked` for, the cap of RAM gives
+    way to what models need.
+    """
 
     ram_cap_bytes: int
     disk_cap_bytes: int = 0
     folder: Path | None = None
     why_no_disk: str = ""
+    is_asked: bool = False
+    several: bool = False
+
+    def reserved_bytes(self, granted: Iterable[int]) -> int:
+        """Return how much RAM is set aside before it is chosen how the next model is loaded; `granted` have those before."""
+        most = self._share(self.ram_cap_bytes, granted)
+        return most if self.is_asked else min(most, LEAST_RAM_BYTES)
+
+    def granted_ram(self, granted: Iterable[int], left_bytes: int) -> int:
+        """Return the next model's cap of RAM where it leaves so many bytes."""
+        given = [*granted]
+        most = self._share(self.ram_cap_bytes, given)
+        return max(self.reserved_bytes(given), min(most, left_bytes))
+
+    def granted_disk(self, granted: Iterable[int]) -> int:
+        """Return the next model's cap of disk."""
+        return self._share(self.disk_cap_bytes, granted)
+
+    def _share(self, cap_bytes: int, granted: Iterable[int]) -> int:
+        left_bytes = max(0, cap_bytes - sum(granted))
+        return left_bytes // 2 if self.several else left_bytes
 
 
-def kv_budget(folders: Folders, settings: Settings) -> KvBudget:
+def kv_budget(folders: Folders, settings: Settings, *, several: bool = False) -> KvBudget:
     """Return what the settings and the machine allow now."""
     asked = settings.cache_ram_mib
     ram_cap_bytes = int(read_ram().available_bytes * RAM_SHARE) if asked is None else asked * MIB
+    ram = KvBudget(ram_cap_bytes, is_asked=asked is not None, several=several)
     try:
         private_folder(folders.kv)
-        return KvBudget(ram_cap_bytes, _disk_cap_bytes(folders.kv, settings), folders.kv)
+        return ram._replace(disk_cap_bytes=_disk_cap_bytes(folders.kv, settings), folder=folders.kv)
     except _NoDiskError as error:
-        return KvBudget(ram_cap_bytes, why_no_disk=str(error))
+        return ram._replace(why_no_disk=str(error))
     except OSError as error:
-        return KvBudget(ram_cap_bytes, why_no_disk=f"{printable(folders.kv)} cannot be used: {error.strerror}")
+        return ram._replace(why_no_disk=f"{printable(folders.kv)} cannot be used: {error.strerror}")
 
 
 def _disk_cap_bytes(folder: Path, settings: Settings) -> int:
@@ -77,17 +108,19 @@ class KvClaim:
         try:
             self._held.enter_context(held(budget.folder))
         except FolderInUseError as error:
-            return KvBudget(budget.ram_cap_bytes, why_no_disk=str(error))
+            return _without_disk(budget, str(error))
         except OSError as error:
-            return KvBudget(
-                budget.ram_cap_bytes, why_no_disk=f"{printable(budget.folder)} cannot be locked: {error.strerror}"
-            )
+            return _without_disk(budget, f"{printable(budget.folder)} cannot be locked: {error.strerror}")
         self.is_held = True
         return budget
 
     def release(self) -> None:
         self._held.close()
         self.is_held = False
+
+
+def _without_disk(budget: KvBudget, why: str) -> KvBudget:
+    return budget._replace(disk_cap_bytes=0, folder=None, why_no_disk=why)
 
 
 class _NoDiskError(Exception):

@@ -6,6 +6,7 @@ What the engine enforces is imported from there: a number stands in one file.
 from dataclasses import dataclass
 from typing import Final
 
+from pinyon.app import residents
 from pinyon.engine import config, grammar, grammar_check, json_schema, request
 from pinyon.models import template_sandbox
 
@@ -75,6 +76,11 @@ TABLE: Final = (
         "time to the first token, where a request has ttft_deadline_s",
         "as predicted",
         "503 with Retry-After as predicted",
+    ),
+    Limit(
+        "wait of a model for others to leave memory",
+        f"{residents.SWAP_WAIT_S:g} s",
+        f"503 with Retry-After: {RETRY_AFTER_S}",
     ),
     Limit("time to receive a request", f"{RECEIVE_S:g} s", f"408 where one had begun, and {_CLOSED}"),
     Limit("time without a next request on a connection", f"{KEEP_ALIVE_S:g} s", _CLOSED),

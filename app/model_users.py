@@ -24,7 +24,7 @@ async def require_unloaded(folders: Folders, record: Record) -> None:
     from pinyon.app.remote import find_server  # noqa: PLC0415  an HTTP client takes 0.07 s to import
 
     server = await find_server(folders)
-    if server is not None and (await server.status()).model == record.name:
+    if server is not None and any(model.name == record.name for model in (await server.status()).models):
         raise UsageError(
             f"{record.name} is loaded in the server with pid {server.pid} at {server.url}: `pinyon stop` first,"
             f" then `pinyon rm {record.name}`"

@@ -33,7 +33,7 @@ SHORT_S: Final = 5.0
 """How long it may take over what needs no model."""
 LONG_S: Final = 60.0
 """How long it may take to delete what is cached, on a disk that may be slow, and to read a long text."""
-MAX_ANSWER_BYTES: Final = 64 << 10
+MAX_ANSWER_BYTES: Final = 1 << 20
 
 _Reply = TypeVar("_Reply", Estimate, wire.Counted)
 
@@ -114,9 +114,10 @@ class RemoteService:
         async with self._answer("POST", "/pinyon/forget", wanted, limit_s=LONG_S) as body:
             return msgspec.json.decode(body, type=Removed)
 
-    async def meters(self) -> Meters | None:
-        """Return what the engine holds and does; None while nothing is loaded. Raises ServerError."""
-        async with self._answer("GET", "/pinyon/meters", limit_s=SHORT_S) as body:
+    async def meters(self, path: bytes) -> Meters | None:
+        """Return what the engine of the model at a path holds and does; None while it is not loaded. Raises ServerError."""
+        wanted = wire.encode(wire.ReadMeters(path))
+        async with self._answer("POST", "/pinyon/meters", wanted, limit_s=SHORT_S) as body:
             return msgspec.json.decode(body, type=Meters | None)
 
     @contextlib.asynccontextmanager
@@ -133,17 +134,22 @@ class RemoteService:
             raise self._gone(error) from error
 
     async def load(
-        self, path: Path | None, context_tokens: int | None, on_progress: Callable[[float], None]
+        self,
+        path: Path | None,
+        context_tokens: int | None,
+        on_progress: Callable[[float], None],
+        *,
+        is_forced: bool = False,
     ) -> "RemoteModel":
         """Have a model file loaded, or the server's own choice; a model that is loaded already is only looked at.
 
         Raises:
             ModelError, ModelLoadError: as Service.load.
-            ModelSlotError: the server holds another model.
-            DoesNotFitError: its context is smaller than `context_tokens`.
+            ModelSlotError: the model is answering, and with less context.
+            DoesNotFitError, NoRoomError: as Service.using.
             BusyError, ServerError: the server takes nothing new, or fails.
         """
-        wanted = wire.Load(None if path is None else os.fsencode(path), context_tokens)
+        wanted = wire.Load(None if path is None else os.fsencode(path), context_tokens, is_forced)
         try:
             async with contextlib.aclosing(self.ask("/pinyon/load", wanted)) as messages:
                 async for message in messages:
@@ -236,7 +242,12 @@ class RemoteModel:
         self.context_tokens = loaded.context_tokens
         self.threads = loaded.threads
         self.why_no_disk = loaded.why_no_disk
+        self.compromises = loaded.compromises
         self._digest = loaded.digest
+
+    async def meters(self) -> Meters | None:
+        """Return what its engine holds and does; None where it is not loaded any more. Raises ServerError."""
+        return await self._service.meters(self._path)
 
     @property
     def digest(self) -> str:

@@ -77,6 +77,11 @@ class Folders:
         return self.cache / "weight-speed.json"
 
     @property
+    def sizes(self) -> Path:
+        """What is known of the sizes of models."""
+        return self.cache / "sizes"
+
+    @property
     def templates(self) -> Path:
         return self.config / "templates"
 
@@ -115,7 +120,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     URL names. `max_queued` answers may wait, `max_queued_per_client` of one client; a step keeps nobody who reads waiting for more
     than `stall_ms`, and a request for more than `long_request_share` of the context is long, as in the engine's limits; an engine that gives no
     sign of life for `engine_timeout_s` is started again. `kv_type` and `gpu_layers` None are chosen so that the model fits, with `headroom_mib`
-    left free on a device, by its name or "RAM". `theme` and `keys` (by the action's id) are the chat's.
+    left free on a device, by its name or "RAM"; a server keeps a model for `keep_alive_s` after its last request. `theme` and `keys` (by the action's id) are the chat's.
     """
 
     model: str | None = None
@@ -133,6 +138,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine_timeout_s: Annotated[int, msgspec.Meta(ge=5, le=3600)] = ANSWER_WITHIN_S
     kv_type: KvType | None = None
     gpu_layers: _AtLeastZero | None = None
+    keep_alive_s: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 300
     headroom_mib: dict[str, _AtLeastZero] = {}
     theme: str | None = None
     keys: dict[str, str] = {}

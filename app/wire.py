@@ -5,7 +5,7 @@ the default. An answer is frames as they come, and an error in it is told as the
 would have met: its text, and its exit code, are the same.
 """
 
-from typing import Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -15,8 +15,12 @@ from pinyon.engine import errors as engine_errors
 from pinyon.engine.errors import InvalidRequestError, ProtocolError
 from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Event
+from pinyon.engine.meters import Meters
 from pinyon.engine.protocol import FrameBuffer, Loading, encode_frame
 from pinyon.models import errors as model_errors
+
+if TYPE_CHECKING:
+    from pinyon.models.memory.fit import Fit
 
 _TOLD: Final = {
     kind.__name__: kind
@@ -24,6 +28,7 @@ _TOLD: Final = {
         errors.AppError,
         errors.ModelSlotError,
         errors.BusyError,
+        errors.NoRoomError,
         errors.ShuttingDownError,
         errors.ServerError,
         engine_errors.InvalidRequestError,
@@ -48,8 +53,53 @@ class Identity(msgspec.Struct, frozen=True):
     proof: str
 
 
+class Memory(msgspec.Struct, frozen=True):
+    """The memory that a model was planned to take, in bytes: its weights with `mapped_bytes` that are pages of its file, all in all
+    `ram_bytes` of RAM and `gpu_bytes` of GPUs; and how it was made to fit, in words.
+    """
+
+    kv_type: str
+    weights_bytes: int
+    mapped_bytes: int
+    kv_bytes: int
+    compute_bytes: int
+    cache_bytes: int
+    ram_bytes: int
+    gpu_bytes: dict[str, int]
+    compromises: tuple[str, ...]
+
+    @classmethod
+    def of(cls, fit: "Fit", cache_bytes: int, compromises: tuple[str, ...]) -> "Memory":
+        devices = fit.plan.devices
+        return cls(
+            kv_type=fit.plan.choice.kv.type.value,
+            weights_bytes=sum(need.weights_bytes for need in devices),
+            mapped_bytes=sum(need.mapped_bytes for need in devices),
+            kv_bytes=sum(need.kv_bytes for need in devices),
+            compute_bytes=sum(need.compute_bytes + need.output_bytes for need in devices),
+            cache_bytes=cache_bytes,
+            ram_bytes=fit.plan.ram.total_bytes,
+            gpu_bytes={need.device: need.total_bytes for need in devices[1:]},
+            compromises=compromises,
+        )
+
+
+class ModelStatus(msgspec.Struct, frozen=True):
+    """A model in a server's memory. `meters` is None where its engine is too busy to tell."""
+
+    name: str
+    path: bytes
+    engine_state: str
+    context_tokens: int
+    threads: int
+    running: int
+    waiting: int
+    memory: Memory
+    meters: Meters | None = None
+
+
 class Status(msgspec.Struct, frozen=True):
-    """What a server is doing, and for how many seconds it has been there. The model's three are None until one is loaded.
+    """What a server is doing, and for how many seconds it has been there; its models, the last used first.
 
     `why_no_disk` says why no KV is kept on disk; empty where it is.
     """
@@ -58,9 +108,7 @@ class Status(msgspec.Struct, frozen=True):
     version: str
     uptime_s: float
     engine_state: str
-    model: str | None
-    context_tokens: int | None
-    threads: int | None
+    models: tuple[ModelStatus, ...]
     running: int
     waiting: int
     is_draining: bool
@@ -68,10 +116,14 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """`path` is a model file's, in bytes; None leaves the choice to the server. `context_tokens` is the least that will do."""
+    """`path` is a model file's, in bytes; None leaves the choice to the server. `context_tokens` is the least that will do.
+
+    One that `is_forced` is loaded although it does not fit into memory.
+    """
 
     path: bytes | None
     context_tokens: int | None
+    is_forced: bool = False
 
 
 class Generate(msgspec.Struct, frozen=True):
@@ -106,7 +158,7 @@ class Count(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """`digest` is the SHA-256 of the weights in hex, empty while it is unknown."""
+    """`digest` is the SHA-256 of the weights in hex, empty while it is unknown; `compromises` are Memory's."""
 
     path: bytes
     name: str
@@ -114,6 +166,13 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
     threads: int
     why_no_disk: str
     digest: str = ""
+    compromises: tuple[str, ...] = ()
+
+
+class ReadMeters(msgspec.Struct, frozen=True):
+    """Tell what the engine of the model at a path holds and does."""
+
+    path: bytes
 
 
 class Counted(msgspec.Struct, frozen=True, tag="counted"):
@@ -136,10 +195,10 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
         return _TOLD.get(self.kind, errors.ServerError)(self.message)
 
 
-ToServer: TypeAlias = Load | Generate | Cancel | Clear | Forget | Count
+ToServer: TypeAlias = Load | Generate | Cancel | Clear | Forget | Count | ReadMeters
 FromServer: TypeAlias = Loading | Loaded | Refused | Estimate | Counted | Event
 
-_Body = TypeVar("_Body", Load, Generate, Cancel, Clear, Forget, Count)
+_Body = TypeVar("_Body", Load, Generate, Cancel, Clear, Forget, Count, ReadMeters)
 _from_server: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(FromServer)
 
 

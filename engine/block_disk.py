@@ -14,12 +14,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinyon.engine import block_file
 from pinyon.engine.block import Block, Payload
 from pinyon.engine.block_file import HEAD_BYTES, BlockDamagedError, BlockHeader
 from pinyon.engine.file_system import FileSystem
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +43,8 @@ class Written(NamedTuple):
 
 
 class BlockDisk:
-    """`folder` exists, and nobody else writes blocks there. One that somebody deletes is missed when it is read.
+    """`folder` exists, and nobody else writes blocks there, for which a `lock` is held until the end. A block that somebody deletes is
+    missed when it is read.
 
     Only the engine thread asks. How a write went is learned from `finished`, how a read went from its future.
     """
@@ -51,8 +55,11 @@ class BlockDisk:
         root: bytes,
         files: FileSystem | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        lock: "BaseFileLock | None" = None,
     ) -> None:
         self._folder = folder
+        self._lock = lock
         self._root = root
         self._files = files or FileSystem()
         self._clock = clock
@@ -139,6 +146,8 @@ class BlockDisk:
         self._jobs.put(None)
         self._writer.join()
         self._readers.shutdown()
+        if self._lock is not None:
+            self._lock.release()
 
     def _path(self, key: bytes) -> Path:
         return self._folder / _name(key)

@@ -83,6 +83,11 @@ class EngineClient:
         """Return the worker's process id. Raises EngineError."""
         return (await self._ready())[0].pid
 
+    @property
+    def running_pid(self) -> int | None:
+        """The worker's process id, None where there is none now."""
+        return None if self._process is None or self._process.dead.done() else self._process.pid
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event]:
         """Yield the request's events; the last one is Finished or Failed. Closing the iterator early cancels it."""
         try:

@@ -1,8 +1,12 @@
 """Asks ggml for its devices in a child process: a driver that hangs or crashes takes only that with it."""
 
+import functools
+import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -16,11 +20,27 @@ TIME_LIMIT_S: Final = 20.0
 """Starting a driver takes up to a few seconds."""
 
 
+_CPU_LIBRARIES: Final = re.compile(
+    r"(lib)?(llama(-common)?|mtmd|ggml(-base|-cpu.*|-blas|-rpc)?)\.(so|dylib|dll)(\..*)?"
+)
+_LIBRARY: Final = re.compile(r".+\.(so|dylib|dll)(\..*)?")
+
+
 class Found(msgspec.Struct, frozen=True):
     """`build` names the native library, `devices` are all that it can compute on, the CPU among them."""
 
     build: str
     devices: tuple[Device, ...]
+
+
+@functools.cache
+def may_have_gpus() -> bool:
+    """Whether llama.cpp was built for anything else than CPUs, as the names of its libraries tell; without loading them."""
+    package = importlib.util.find_spec("llama_cpp")
+    if package is None or package.origin is None:
+        return False
+    names = [path.name for path in (Path(package.origin).parent / "lib").glob("*")]
+    return any(_LIBRARY.fullmatch(name) and not _CPU_LIBRARIES.fullmatch(name) for name in names)
 
 
 def probe_devices(time_limit_s: float = TIME_LIMIT_S, command: Sequence[str] = _COMMAND) -> Found:

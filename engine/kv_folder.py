@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,9 @@ from pinyon.engine.block_store import Noted
 from pinyon.engine.cache_notes import CacheNotes
 from pinyon.engine.file_system import FileSystem
 from pinyon.engine.weights_digest import MEMORY_NAME, file_identity, weights_digest
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 _NAME_CHARS: Final = 32
 _ABOUT: Final = "about.json"
@@ -73,9 +76,14 @@ def open_tier(
     own, own_cap_bytes = open_root(folder, root, cap_bytes)
     notes_bytes = min(int(own_cap_bytes * _NOTES_SHARE), _MAX_NOTES_BYTES)
     with contextlib.ExitStack() as threads:  # they must not outlive a failure
+        lock = lock_of(own)
+        try:
+            threads.enter_context(lock.acquire(blocking=False))
+        except TimeoutError:
+            raise OSError(f"another engine with the same weights and settings uses {own}") from None
         notes = CacheNotes(own, notes_bytes // 3)
         threads.callback(notes.close)
-        disk = BlockDisk(own, root, files)
+        disk = BlockDisk(own, root, files, lock=lock)
         threads.callback(disk.close)
         _write_about(own, About(model_text(model), tuple(settings)), files)
         found, elsewhere = [*disk.scan()], _keys_elsewhere(folder, own)
@@ -113,13 +121,16 @@ def root_key(weights: bytes, settings: Sequence[str]) -> bytes:
 def open_root(folder: Path, root: bytes, cap_bytes: int) -> tuple[Path, int]:
     """Return the subfolder of a root key, made if it is missing, and how many bytes it may hold.
 
+    Those of other engines that are running count against these' own caps, and are left alone.
+
     Raises:
         OSError: the folder cannot be used.
     """
     own = folder / root.hex()[:_NAME_CHARS]
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     own.touch()  # it is in use
-    others = sorted((each for each in folder.iterdir() if each.is_dir() and each != own), key=_last_use)
+    found = (each for each in folder.iterdir() if each.is_dir() and each != own and not _is_in_use(each))
+    others = sorted(found, key=_last_use)
     sizes = {each: size_bytes(each) for each in others}
     for oldest in others:
         if sum(sizes.values()) <= cap_bytes * (1 - _OWN_SHARE):
@@ -127,6 +138,23 @@ def open_root(folder: Path, root: bytes, cap_bytes: int) -> tuple[Path, int]:
         shutil.rmtree(oldest, ignore_errors=True)
         sizes[oldest] = size_bytes(oldest)
     return own, max(0, cap_bytes - sum(sizes.values()))
+
+
+def lock_of(subfolder: Path) -> "BaseFileLock":
+    """Return the lock that the engine holds which uses a subfolder; the system frees it when that ends."""
+    from filelock import FileLock  # noqa: PLC0415  commands that only look need no lock
+
+    return FileLock(subfolder.with_suffix(".lock"), mode=0o600)
+
+
+def _is_in_use(subfolder: Path) -> bool:
+    from filelock import Timeout  # noqa: PLC0415
+
+    try:
+        with lock_of(subfolder).acquire(blocking=False):
+            return False
+    except Timeout:
+        return True
 
 
 def _keys_elsewhere(folder: Path, own: Path) -> frozenset[bytes]:

@@ -11,7 +11,7 @@ from pinyon.app.api.door import Door, ended_early
 from pinyon.app.api.errors import of_exception, of_failure
 from pinyon.app.api.sse import data_event
 from pinyon.app.ask import Ask
-from pinyon.app.service import LoadedModel
+from pinyon.app.loaded_model import LoadedModel
 from pinyon.engine.cache_report import CacheReport
 from pinyon.engine.events import Chunk, Event, Failed, Finished, FinishReason, PositionLogprobs, Progress, Usage
 

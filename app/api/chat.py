@@ -142,8 +142,8 @@ async def chat_completions(request: Request, body: Annotated[ChatRequest, Depend
 
 async def _respond(door: Door, body: ChatRequest, caller: Caller) -> Response:
     ask = body.ask(caller)
-    model = await door.model(body.model)
-    answer = await accepted(door, model, ask)
+    async with door.using(body.model, body.kept_alive) as model:
+        answer = await accepted(door, model, ask)
     reply = _Reply(f"chatcmpl-{ask.id}", int(time.time()), model.name, body)
     if body.stream:
         return Stream(reply.stream(answer), error_event, answer.close, comment=answer.comment)

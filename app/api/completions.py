@@ -29,7 +29,7 @@ from pinyon.app.api.logprobs import TextLogprobs, text_logprobs
 from pinyon.app.api.sse import DONE, Stream, data_event, until_disconnect
 from pinyon.app.ask import Ask, RawText, RawTokens
 from pinyon.app.limits import MAX_PROMPT_TOKENS, MAX_PROMPTS
-from pinyon.app.service import LoadedModel
+from pinyon.app.loaded_model import LoadedModel
 from pinyon.engine.events import Chunk, Finished, Usage
 from pinyon.engine.request import MAX_TOP_LOGPROBS
 
@@ -115,9 +115,9 @@ async def completions(
 
 async def _respond(door: Door, body: CompletionRequest, caller: Caller) -> Response:
     asks = body.asks(caller)
-    model = await door.model(body.model)
-    echoes = [await _shown(model, prompt) if body.echo else "" for prompt in body.prompts()]
-    answers = await all_accepted(door, model, asks)
+    async with door.using(body.model, body.kept_alive) as model:
+        echoes = [await _shown(model, prompt) if body.echo else "" for prompt in body.prompts()]
+        answers = await all_accepted(door, model, asks)
     reply = _Reply(f"cmpl-{asks[0].id}", int(time.time()), model.name, body, echoes)
     if body.stream:
         return Stream(reply.stream(answers), error_event, partial(close_all, answers), comment=answers[0].comment)

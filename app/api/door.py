@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Protocol
 
 from starlette.requests import Request
@@ -11,7 +11,9 @@ from pinyon.app.api.errors import unknown_model
 from pinyon.app.ask import Ask
 from pinyon.app.default_model import default_model
 from pinyon.app.errors import ShuttingDownError
-from pinyon.app.service import LoadedModel, Service, slot_taken
+from pinyon.app.keep_alive import KeepAlive
+from pinyon.app.loaded_model import LoadedModel
+from pinyon.app.service import Service
 from pinyon.app.settings import Settings
 from pinyon.engine.client import EngineState
 from pinyon.engine.errors import InvalidRequestError
@@ -26,7 +28,7 @@ class Meters(Protocol):
 
 
 class Door:
-    """One server's way to its service. `served` is the model that the server was started for, None where any may be first."""
+    """One server's way to its service. `served` is the model that answers where none is named, None for the last used one."""
 
     def __init__(self, service: Service, served: str | None, settings: Settings, meters: Meters) -> None:
         self.service = service
@@ -41,55 +43,75 @@ class Door:
         self.is_draining = False
 
     @property
+    def keep_alive_s(self) -> int:
+        """How long a model stays after its last request, where that does not say."""
+        return self._settings.keep_alive_s
+
+    @property
     def engine_state(self) -> EngineState:
         return self.service.engine_state
 
     @property
     def running(self) -> int:
         """Answers that are being computed."""
-        return sum(ask.n for ask_id, (_, ask) in self._open.items() if ask_id in self._computing)
+        return self.answers_of(None)[0]
 
     @property
     def waiting(self) -> int:
         """Answers of which nothing is computed yet."""
-        return sum(ask.n for ask_id, (_, ask) in self._open.items() if ask_id not in self._computing)
+        return self.answers_of(None)[1]
 
-    async def model(self, name: str | None, on_progress: Callable[[float], None] | None = None) -> LoadedModel:
-        """Return the model of that name, loaded; `on_progress` is told the loaded fraction. A path is no name here.
+    def answers_of(self, model: LoadedModel | None) -> tuple[int, int]:
+        """Return how many answers of a model, None for all, are being computed, and how many wait."""
+        found = {ask_id: ask.n for ask_id, (by, ask) in self._open.items() if model in {None, by}}
+        running = sum(n for ask_id, n in found.items() if ask_id in self._computing)
+        return running, sum(found.values()) - running
+
+    @contextlib.asynccontextmanager
+    async def using(self, name: str | None, keep_alive: KeepAlive | None = None) -> AsyncIterator[LoadedModel]:
+        """Have the model of that name loaded, and keep it as long as the context lasts. A path is no name here.
 
         Raises:
             ApiError: there is no model of that name.
             ModelError: its file cannot be used.
-            ModelSlotError: another model has the only place.
+            NoRoomError, DoesNotFitError: it does not fit into memory.
             ModelLoadError: it cannot be loaded.
             ShuttingDownError: the server is about to end.
         """
-        loaded = self.service.loaded
-        is_answering = loaded is not None and name == loaded.name
-        if name is not None and not is_answering and not await asyncio.to_thread(self.service.store.knows, name):
+        is_known = name is None or any(name == model.name for model in self.service.models)
+        if name is not None and not is_known and not await asyncio.to_thread(self.service.store.knows, name):
             raise unknown_model(name)
-        return await self.load(name, on_progress)
+        async with self.loaded(name, keep_alive=keep_alive) as model:
+            yield model
 
-    async def load(self, name: str | None, on_progress: Callable[[float], None] | None = None) -> LoadedModel:
-        """As `model`, for this user's own commands, which may name a file by its path."""
+    @contextlib.asynccontextmanager
+    async def loaded(
+        self,
+        name: str | None,
+        context_tokens: int | None = None,
+        on_progress: Callable[[float], None] | None = None,
+        *,
+        keep_alive: KeepAlive | None = None,
+        is_forced: bool = False,
+    ) -> AsyncIterator[LoadedModel]:
+        """As `using`, with a name or a file's path, and loaded as Service.using says. Raises ModelSlotError, too."""
         self._require_running()
-        loaded = self.service.loaded
-        if loaded is not None and (name is None or loaded.is_called(name)):
-            return loaded
-        with self._arrival():
-            wanted = await asyncio.to_thread(self._default_name) if name is None else name
-            await asyncio.to_thread(self._require_served, wanted)
-            return await self.service.load(wanted, on_progress=on_progress)
+        async with contextlib.AsyncExitStack() as held:
+            with self._arrival():
+                wanted = await self._default_name() if name is None else name
+                using = self.service.using(
+                    wanted, context_tokens, on_progress, keep_alive=keep_alive, is_forced=is_forced
+                )
+                model = await held.enter_async_context(using)
+            yield model
 
-    def _default_name(self) -> str:
-        return self._served or default_model(self.service.store, self._settings)
-
-    def _require_served(self, name: str) -> None:
-        if self._served is None:
-            return
-        served, wanted = self.service.store.resolve(self._served), self.service.store.resolve(name)
-        if wanted.path != served.path:
-            raise slot_taken(served.name, wanted)
+    async def _default_name(self) -> str:
+        """Return the model that the server was started for, else the one that was used last, else what commands would take."""
+        if self._served is not None:
+            return self._served
+        if (loaded := self.service.loaded) is not None:
+            return str(loaded.record.path)
+        return await asyncio.to_thread(default_model, self.service.store, self._settings)
 
     async def events(self, model: LoadedModel, ask: Ask) -> AsyncGenerator[Event]:
         """Yield the events of an ask, as Model.generate does.

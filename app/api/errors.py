@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pinyon.app.api.json_answer import JsonAnswer
-from pinyon.app.errors import AppError, BusyError, ModelSlotError
+from pinyon.app.errors import AppError, BusyError, ModelSlotError, NoRoomError, TooLargeError
 from pinyon.app.limits import RETRY_AFTER_S
 from pinyon.engine.errors import EngineError
 from pinyon.engine.events import Failed, FailureKind
@@ -128,6 +128,11 @@ def _(error: EngineError) -> ApiError:
 
 
 @of_exception.register
+def _(error: TooLargeError) -> ApiError:
+    return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, str(error), error.kind, "model")
+
+
+@of_exception.register
 def _(error: AppError) -> ApiError:
     return ApiError(HTTPStatus.BAD_REQUEST, str(error))
 
@@ -136,6 +141,12 @@ def _(error: AppError) -> ApiError:
 def _(error: BusyError) -> ApiError:
     headers = {"Retry-After": str(RETRY_AFTER_S)}
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), "shutting_down", headers=headers)
+
+
+@of_exception.register
+def _(error: NoRoomError) -> ApiError:
+    headers, data = {"Retry-After": str(RETRY_AFTER_S)}, {"retry_after_s": RETRY_AFTER_S}
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), FailureKind.OVERLOADED, "model", headers, data)
 
 
 @of_exception.register

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from pinyon.app.api.errors import invalid
 from pinyon.app.api.guard import Caller
 from pinyon.app.ask import Ask, Prompt, SamplingChoice
+from pinyon.app.keep_alive import KeepAlive
 from pinyon.app.limits import MAX_CHOICES, MAX_MODEL_NAME_CHARS, MAX_USER_STOPS
 from pinyon.engine import grammar
 from pinyon.engine.errors import InvalidRequestError
@@ -97,6 +98,7 @@ class SamplingFields(Fields):
     deterministic: bool | None = None
     priority: Literal["interactive", "batch"] | None = None
     ttft_deadline_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    keep_alive: float | Annotated[str, Field(max_length=40)] | None = None
     regex: str | None = None
     grammar: str | None = None
 
@@ -109,6 +111,13 @@ class SamplingFields(Fields):
             if not 0 < size <= MAX_STOP_BYTES or "\0" in text:
                 raise ValueError(f"each string has 1 to {MAX_STOP_BYTES} bytes and no NUL; one has {size:,} bytes")
         return stop
+
+    @field_validator("keep_alive")
+    @classmethod
+    def _usable_time(cls, asked: float | str | None) -> float | str | None:
+        if asked is not None:
+            KeepAlive.of(asked)
+        return asked
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -130,6 +139,10 @@ class SamplingFields(Fields):
     @property
     def wants_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def kept_alive(self) -> KeepAlive | None:
+        return None if self.keep_alive is None else KeepAlive.of(self.keep_alive)
 
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())

@@ -18,13 +18,24 @@ class EngineHealth(msgspec.Struct, frozen=True):
     waiting: int
 
 
+class ModelHealth(msgspec.Struct, frozen=True):
+    model: str
+    state: EngineState
+    running: int
+    waiting: int
+
+
 class Health(msgspec.Struct, frozen=True):
-    """`live`: the server answers. `ready`: it takes a request now and needs to load nothing for it."""
+    """`live`: the server answers. `ready`: there is a model that takes a request now, without being loaded first.
+
+    `engine` is the last used one, with the answers of all; `models` are those in memory.
+    """
 
     status: str
     live: bool
     ready: bool
     engine: EngineHealth
+    models: list[ModelHealth]
 
 
 @router.get("/health")
@@ -42,8 +53,9 @@ async def ready(request: Request) -> Response:
 
 def _health(door: Door) -> Health:
     state = door.engine_state
-    is_ready = state is EngineState.READY and not door.is_draining
+    is_ready = any(model.state is EngineState.READY for model in door.service.models) and not door.is_draining
     loaded = door.service.loaded
     engine = EngineHealth(state, None if loaded is None else loaded.name, door.running, door.waiting)
     status = "shutting_down" if door.is_draining else "ok" if is_ready else str(state)
-    return Health(status, live=True, ready=is_ready, engine=engine)
+    models = [ModelHealth(model.name, model.state, *door.answers_of(model)) for model in door.service.models]
+    return Health(status, live=True, ready=is_ready, engine=engine, models=models)

@@ -1,6 +1,7 @@
 """GET /metrics: counts and times of this server, for Prometheus."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from fastapi import APIRouter, Request
@@ -13,7 +14,6 @@ from pinyon.app.api.door import Door, door_of
 from pinyon.engine.client import EngineState
 from pinyon.engine.events import Finished
 from pinyon.engine.meters import Meters
-from pinyon.engine.step_curve import Curve
 from pinyon.engine.tally import Counts
 
 router = APIRouter()
@@ -84,50 +84,63 @@ _HISTOGRAMS: Final = (
 )
 
 
-def _histogram(name: str, text: str, counted: Counts) -> Metric:
-    below, buckets = 0, []
-    for bound, count in zip((*map(str, counted.bounds), "+Inf"), counted.counts, strict=True):
-        below += count
-        buckets.append((bound, below))
-    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=counted.total)
-
-
-def _step_costs(curve: Curve) -> Iterator[Metric]:
-    base = GaugeMetricFamily("pinyon_step_cost_seconds", "What a step of so many rows takes here.", labels=["rows"])
-    span = GaugeMetricFamily(
-        "pinyon_step_cost_seconds_per_kilocell", "What it takes more for 1,000 cells in use.", labels=["rows"]
-    )
-    for rows, base_s, span_s in zip(curve.rows, curve.base_s, curve.span_s, strict=True):
-        base.add_metric([str(rows)], base_s)
-        span.add_metric([str(rows)], span_s)
-    yield base
-    yield span
-
-
 class EngineCollector(Collector):
-    """Gauges of what an engine holds and does; none while nothing is loaded."""
+    """Gauges of what engines hold and do, by the names of their models; none where nothing is loaded."""
 
-    def __init__(self, meters: Meters | None) -> None:
+    def __init__(self, meters: Mapping[str, Meters]) -> None:
         self._meters = meters
 
     def collect(self) -> Iterator[Metric]:
-        if self._meters is None:
+        if not self._meters:
             return
         for name, text, field in _GAUGES:
-            yield GaugeMetricFamily(name, text, getattr(self._meters, field))
+            gauge = GaugeMetricFamily(name, text, labels=["model"])
+            for model, meters in self._meters.items():
+                gauge.add_metric([model], getattr(meters, field))
+            yield gauge
         for name, text, field in _COUNTERS:
-            yield CounterMetricFamily(name, text, getattr(self._meters.service, field))
+            counter = CounterMetricFamily(name, text, labels=["model"])
+            for model, meters in self._meters.items():
+                counter.add_metric([model], getattr(meters.service, field))
+            yield counter
         for name, text, field in _HISTOGRAMS:
-            yield _histogram(name, text, getattr(self._meters.service, field))
-        if self._meters.curve is not None:
-            yield from _step_costs(self._meters.curve)
+            histogram = HistogramMetricFamily(name, text, labels=["model"])
+            for model, meters in self._meters.items():
+                _add_counts(histogram, model, getattr(meters.service, field))
+            yield histogram
+        yield from self._step_costs()
+        yield from self._video_memory()
+
+    def _step_costs(self) -> Iterator[Metric]:
+        labels = ["model", "rows"]
+        base = GaugeMetricFamily("pinyon_step_cost_seconds", "What a step of so many rows takes here.", labels=labels)
+        span = GaugeMetricFamily(
+            "pinyon_step_cost_seconds_per_kilocell", "What it takes more for 1,000 cells in use.", labels=labels
+        )
+        for model, meters in self._meters.items():
+            if (curve := meters.curve) is not None:
+                for rows, base_s, span_s in zip(curve.rows, curve.base_s, curve.span_s, strict=True):
+                    base.add_metric([model, str(rows)], base_s)
+                    span.add_metric([model, str(rows)], span_s)
+        yield base
+        yield span
+
+    def _video_memory(self) -> Iterator[Metric]:
         used = GaugeMetricFamily("pinyon_vram_used_bytes", "Memory in use of a GPU.", labels=["device"])
         total = GaugeMetricFamily("pinyon_vram_total_bytes", "Memory of a GPU.", labels=["device"])
-        for each in self._meters.vram:
+        for each in {each.device: each for meters in self._meters.values() for each in meters.vram}.values():
             used.add_metric([each.device], each.used_bytes)
             total.add_metric([each.device], each.total_bytes)
         yield used
         yield total
+
+
+def _add_counts(histogram: HistogramMetricFamily, model: str, counted: Counts) -> None:
+    below, buckets = 0, []
+    for bound, count in zip((*map(str, counted.bounds), "+Inf"), counted.counts, strict=True):
+        below += count
+        buckets.append((bound, below))
+    histogram.add_metric([model], buckets=buckets, sum_value=counted.total)
 
 
 @router.get("/metrics")
@@ -136,5 +149,7 @@ async def metrics(request: Request) -> Response:
     registry = request.app.state.registry
     assert isinstance(registry, CollectorRegistry), "make_app puts it there"
     engine = CollectorRegistry()
-    engine.register(EngineCollector(await door_of(request).service.meters()))
+    models = door_of(request).service.models
+    meters = zip(models, await asyncio.gather(*(model.meters() for model in models)), strict=True)
+    engine.register(EngineCollector({model.name: told for model, told in meters if told is not None}))
     return Response(generate_latest(registry) + generate_latest(engine), media_type=CONTENT_TYPE_LATEST)

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from pinyon.app.api.door import Door, door_of
 from pinyon.app.api.errors import unknown_model
 from pinyon.app.api.json_answer import JsonAnswer
+from pinyon.app.wire import Memory
 from pinyon.models.errors import ModelError
 from pinyon.models.gguf_header import read_header
 from pinyon.models.model_record import FileIdentity, Record
@@ -19,7 +20,9 @@ router = APIRouter()
 
 
 class ModelShown(msgspec.Struct, frozen=True):
-    """A model on this machine. `context_length` is the loaded context's, else the one that the model was trained for."""
+    """A model on this machine. `context_length` is the loaded context's, else the one that the model was trained for. `memory` says of a
+    loaded one what it was planned to take, and what was given up so that it fits.
+    """
 
     id: str
     object: str
@@ -27,6 +30,7 @@ class ModelShown(msgspec.Struct, frozen=True):
     owned_by: str
     context_length: int | None
     loaded: bool
+    memory: Memory | None
 
 
 class ModelList(msgspec.Struct, frozen=True):
@@ -56,18 +60,17 @@ async def model(request: Request, name: str) -> Response:
 
 def _records(door: Door) -> list[Record]:
     records = {record.name: record for record in door.service.store.list().records}
-    if (loaded := door.service.loaded) is not None:
+    for loaded in door.service.models:
         records.setdefault(loaded.name, loaded.record)
     return list(records.values())
 
 
 def _shown(door: Door, record: Record) -> ModelShown:
-    loaded = door.service.loaded
-    is_loaded = loaded is not None and loaded.name == record.name
-    context = (
-        loaded.context_tokens if loaded is not None and is_loaded else _trained_context(record.path, record.checked)
-    )
-    return ModelShown(record.name, "model", int(record.added_at.timestamp()), "pinyon", context, is_loaded)
+    loaded = next((model for model in door.service.models if model.name == record.name), None)
+    context = _trained_context(record.path, record.checked) if loaded is None else loaded.context_tokens
+    memory = None if loaded is None else Memory.of(loaded.fit, loaded.cache_bytes, loaded.compromises)
+    created = int(record.added_at.timestamp())
+    return ModelShown(record.name, "model", created, "pinyon", context, loaded is not None, memory)
 
 
 @lru_cache(maxsize=256)

@@ -11,6 +11,7 @@ import os
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
@@ -25,10 +26,10 @@ from pinyon.app.api.errors import ApiError, invalid, of_exception
 from pinyon.app.api.json_answer import JsonAnswer
 from pinyon.app.api.sse import Stream
 from pinyon.app.errors import AppError, ServerError
+from pinyon.app.keep_alive import KeepAlive
+from pinyon.app.loaded_model import LoadedModel
 from pinyon.app.running import KEY_HEADER, is_challenge, key, proof
-from pinyon.app.service import LoadedModel
-from pinyon.engine.config import check_context
-from pinyon.engine.errors import ContextOverflowError, DoesNotFitError, EngineError
+from pinyon.engine.errors import ContextOverflowError, EngineError
 from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Event, Failed, Finished, FinishReason
 from pinyon.engine.protocol import Loading
@@ -37,6 +38,8 @@ from pinyon.models.errors import ModelError
 router = APIRouter(prefix="/pinyon", include_in_schema=False)
 
 PROGRESS_S: Final = 0.1
+COMMAND_S: Final = 10.0
+"""How long a model stays at least after a request of a command, which asks in several requests: load, count, generate."""
 _STARTED: Final = time.monotonic()
 
 
@@ -52,21 +55,34 @@ async def identity(request: Request, challenge: str = "") -> Response:
 async def status(request: Request) -> Response:
     """Tell what the server is doing."""
     door = _door(request)
-    loaded = door.service.loaded
+    models = await asyncio.gather(*(_shown(door, model) for model in door.service.models))
     return JsonAnswer(
         wire.Status(
             pid=os.getpid(),
             version=version("pinyon"),
             uptime_s=round(time.monotonic() - _STARTED, 1),
             engine_state=door.engine_state,
-            model=None if loaded is None else loaded.name,
-            context_tokens=None if loaded is None else loaded.context_tokens,
-            threads=None if loaded is None else loaded.threads,
+            models=tuple(models),
             running=door.running,
             waiting=door.waiting,
             is_draining=door.is_draining,
             why_no_disk=door.service.why_no_disk,
         )
+    )
+
+
+async def _shown(door: Door, model: LoadedModel) -> wire.ModelStatus:
+    running, waiting = door.answers_of(model)
+    return wire.ModelStatus(
+        model.name,
+        os.fsencode(model.record.path),
+        model.state,
+        model.context_tokens,
+        model.threads,
+        running,
+        waiting,
+        wire.Memory.of(model.fit, model.cache_bytes, model.compromises),
+        await model.meters(),
     )
 
 
@@ -120,10 +136,12 @@ async def forget(request: Request) -> Response:
     return JsonAnswer(removed)
 
 
-@router.get("/meters")
+@router.post("/meters")
 async def meters(request: Request) -> Response:
-    """Tell what the engine holds and does; null while nothing is loaded."""
-    return JsonAnswer(await _door(request).service.meters())
+    """Tell what a model's engine holds and does; null while it is not loaded."""
+    door = _door(request)
+    wanted = wire.decode_body(await request.body(), wire.ReadMeters)
+    return JsonAnswer(await door.service.meters(Path(os.fsdecode(wanted.path))))
 
 
 @router.post("/estimate")
@@ -175,27 +193,42 @@ async def _loading(door: Door, wanted: wire.Load) -> AsyncGenerator[wire.FromSer
             yield Loading(done)
         model = loading.result()
         path = os.fsencode(model.record.path)
-        yield wire.Loaded(path, model.name, model.context_tokens, model.threads, model.why_no_disk, model.digest)
+        yield wire.Loaded(
+            path,
+            model.name,
+            model.context_tokens,
+            model.threads,
+            model.why_no_disk,
+            model.digest,
+            model.compromises,
+        )
     finally:
         loading.cancel()
 
 
 async def _loaded(door: Door, wanted: wire.Load, on_progress: Callable[[float], None]) -> LoadedModel:
-    """Load with the server's own settings; then see whether that will do."""
-    model = await door.load(None if wanted.path is None else os.fsdecode(wanted.path), on_progress)
-    asked = wanted.context_tokens
-    if asked is None or asked <= model.context_tokens:
+    path = None if wanted.path is None else os.fsdecode(wanted.path)
+    async with _using(door, path, wanted.context_tokens, on_progress, is_forced=wanted.is_forced) as model:
         return model
-    check_context(asked, model.info.trained_context_tokens)
-    raise DoesNotFitError(
-        f"a context of {asked:,} tokens is asked for; the running server has loaded {model.name} with "
-        f"{model.context_tokens:,}: `pinyon stop`, then `pinyon serve --context {asked}`"
-    )
+
+
+def _using(
+    door: Door,
+    path: str | None,
+    context_tokens: int | None = None,
+    on_progress: Callable[[float], None] | None = None,
+    *,
+    is_forced: bool = False,
+) -> AbstractAsyncContextManager[LoadedModel]:
+    kept = KeepAlive(max(door.keep_alive_s, COMMAND_S))
+    return door.loaded(path, context_tokens, on_progress, keep_alive=kept, is_forced=is_forced)
 
 
 async def _events(door: Door, wanted: wire.Generate) -> AsyncGenerator[Event]:
-    model = await door.load(os.fsdecode(wanted.path))
-    async with contextlib.aclosing(door.events(model, wanted.ask)) as events:
+    async with (
+        _using(door, os.fsdecode(wanted.path)) as model,
+        contextlib.aclosing(door.events(model, wanted.ask)) as events,
+    ):
         async for event in events:
             if isinstance(event, Finished) and door.is_draining and FinishReason.CANCELLED in event.reasons:
                 raise ended_early()
@@ -203,19 +236,19 @@ async def _events(door: Door, wanted: wire.Generate) -> AsyncGenerator[Event]:
 
 
 async def _estimate(door: Door, wanted: wire.Generate) -> AsyncGenerator[Estimate | Failed]:
-    model = await door.load(os.fsdecode(wanted.path))
-    try:
-        yield await model.estimate(wanted.ask)
-    except ContextOverflowError as error:  # whose figures are in its event
-        yield error.as_event()
+    async with _using(door, os.fsdecode(wanted.path)) as model:
+        try:
+            yield await model.estimate(wanted.ask)
+        except ContextOverflowError as error:  # whose figures are in its event
+            yield error.as_event()
 
 
 async def _count(door: Door, wanted: wire.Count) -> AsyncGenerator[wire.Counted | Failed]:
-    model = await door.load(os.fsdecode(wanted.path))
-    try:
-        yield wire.Counted(await model.count(wanted.text))
-    except ContextOverflowError as error:
-        yield error.as_event()
+    async with _using(door, os.fsdecode(wanted.path)) as model:
+        try:
+            yield wire.Counted(await model.count(wanted.text))
+        except ContextOverflowError as error:
+            yield error.as_event()
 
 
 def _messages(messages: AsyncGenerator[wire.FromServer]) -> Stream:

@@ -32,6 +32,7 @@ from pinyon.app.limits import SHUTDOWN_GRACE_S
 from pinyon.app.running import ServerFile, data_folder_held, published
 from pinyon.app.service import Service
 from pinyon.app.settings import Folders, Settings
+from pinyon.models.store import Store
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ BACKLOG: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Where to listen, which model to serve (None leaves it to the first request), and whom to let in."""
+    """Where to listen, which model stays in memory and answers where none is named, and whom to let in."""
 
     host: str
     port: int
@@ -62,6 +63,7 @@ async def serve(options: ServeOptions, folders: Folders, settings: Settings, pre
     Raises:
         UsageError: others could reach the server without a token, or an option makes no sense.
         ServerError: another server holds the data folder, or the address cannot be bound.
+        ModelError: the model is not here, or its file cannot be used.
         Exception: whatever `prepare` raises.
     """
     require_token(options.host, options.token_file)
@@ -73,7 +75,8 @@ async def serve(options: ServeOptions, folders: Folders, settings: Settings, pre
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(data_folder_held(folders))
         listener = stack.enter_context(_listen(options.host, options.port))
-        service = await stack.enter_async_context(Service(folders, settings))
+        pinned = None if options.model is None else Store(folders.models).resolve(options.model).path
+        service = await stack.enter_async_context(Service(folders, settings, several=True, pinned=pinned))
         token_file = None if options.token_file is None else str(options.token_file.absolute())
         me = ServerFile(_own_url(options.host, listener), os.getpid(), secrets.token_hex(32), token_file)
         stack.enter_context(published(folders, me))

@@ -61,8 +61,8 @@ async def tokenize(request: Request, body: Annotated[TokenizeRequest, Depends(js
 
 async def _tokenize(door: Door, body: TokenizeRequest) -> Response:
     prompt = body.as_prompt()
-    model = await door.model(body.model)
-    ids = await model.tokenize(prompt)
+    async with door.using(body.model) as model:
+        ids = await model.tokenize(prompt)
     return JsonAnswer(TokenList(model.name, ids, len(ids), model.context_tokens))
 
 
@@ -75,5 +75,5 @@ async def detokenize(
 
 
 async def _detokenize(door: Door, body: DetokenizeRequest) -> Response:
-    model = await door.model(body.model)
-    return JsonAnswer(DetokenizedText(model.name, await model.detokenize(tuple(body.tokens))))
+    async with door.using(body.model) as model:
+        return JsonAnswer(DetokenizedText(model.name, await model.detokenize(tuple(body.tokens))))

@@ -14,6 +14,7 @@ from pinyon.app.cli import options
 from pinyon.app.cli.answer import Stats
 from pinyon.app.cli.batch_files import Answered, Question, appended, held, read_output, read_questions
 from pinyon.app.cli.ending import on_interrupt
+from pinyon.app.cli.exchange import tell_compromises
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.first_model import offer_a_model
 from pinyon.app.cli.progress import counting, loading
@@ -146,6 +147,7 @@ async def _answer_all(batch: Batch) -> Tally:
         async with Backend(batch.folders, batch.settings) as backend:
             with loading(batch.model or batch.settings.model or "the model") as on_progress:
                 model = await backend.load(batch.model, batch.context, on_progress)
+            tell_compromises(model)
             open_ = [question for question in batch.questions if not _is_there(question, model.name, before.answered)]
             tally = Tally(len(batch.questions), len(batch.questions) - len(open_))
             with appended(batch.target, before) as file, counting("answering", tally.total) as on_count:

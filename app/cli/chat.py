@@ -42,6 +42,7 @@ class Chat:
     private: bool = False
     plain: bool = False
     continues: bool = False
+    is_forced: bool = False
 
 
 @click.command(name="chat")
@@ -52,13 +53,16 @@ class Chat:
     "--plain", is_flag=True, help="Lines in, lines out: for screen readers, and terminals that can do no more."
 )
 @options.context
-def command(model: str | None, continues: bool, private: bool, plain: bool, context: int | None) -> ExitCode:
+@options.force
+def command(
+    model: str | None, continues: bool, private: bool, plain: bool, context: int | None, is_forced: bool
+) -> ExitCode:
     """Chat with a model, in the terminal.
 
     F1 shows the keys, Ctrl+P all that can be done, / the commands.
     """
     folders = Folders.of_user()
-    chat = Chat(folders, load_settings(folders), model, context, private, plain, continues)
+    chat = Chat(folders, load_settings(folders), model, context, private, plain, continues, is_forced)
     return open_chat(chat)
 
 
@@ -90,7 +94,7 @@ async def _chat(chat: Chat) -> ExitCode:
         model = chat.model
         if before is not None and model is None:
             model = model_before(Store(chat.folders.models), before.model)
-        async with Backend(chat.folders, chat.settings) as backend:
+        async with Backend(chat.folders, chat.settings, is_forced=chat.is_forced) as backend:
             if chat.plain:
                 from pinyon.app.tui.plain import PlainChat  # noqa: PLC0415
 

@@ -54,6 +54,7 @@ class Wish:
     attachments: tuple[Attachment, ...] = ()
     continues: bool = False
     limit: TimeLimit = field(default_factory=TimeLimit)
+    is_forced: bool = False
 
 
 async def exchange(wish: Wish, answer: Answer, *, with_stats: bool) -> ExitCode:
@@ -119,13 +120,20 @@ async def ready(
     with _history(wish, on_trouble) as history:
         before = last_conversation(history) if wish.continues else None
         named = wish.model or (None if before is None else model_before(Store(wish.folders.models), before.model))
-        async with Backend(wish.folders, wish.settings) as backend:
+        async with Backend(wish.folders, wish.settings, is_forced=wish.is_forced) as backend:
             with loading(named or wish.settings.model or "the model") as on_progress:
                 async with wish.limit.ends("the model was not loaded"):
                     model = await backend.load(named, wish.context, on_progress)
             if before is not None and wish.model is None and model.name != before.model:
                 tell(f"{model.name} answers: {before.model}, which did so before, is not here by that name")
+            tell_compromises(model)
             yield model, history, before
+
+
+def tell_compromises(model: "Model") -> None:
+    """Tell what was given up so that a model fits."""
+    for compromise in model.compromises:
+        tell(f"so that {model.name} fits into memory: {compromise}")
 
 
 def _history(wish: Wish, on_trouble: Callable[[str], None]) -> "History":

@@ -12,6 +12,7 @@ from pinyon.app.errors import (
     GenerationFailedError,
     MeasuringError,
     ModelSlotError,
+    NoRoomError,
     ServerError,
 )
 from pinyon.app.history.errors import HistoryFileError
@@ -48,6 +49,8 @@ def exit_code(error: BaseException | None) -> ExitCode:
     match error:
         case EngineError() | GenerationFailedError():
             return _OF_FAILURE[error.kind]
+        case NoRoomError():
+            return ExitCode.DOES_NOT_FIT
         case TemplateError() | BusyError() | MeasuringError() | ServerError() | AnswerError() | HistoryFileError():
             return ExitCode.FAILED
         case ModelError() | ModelSlotError():

@@ -30,7 +30,13 @@ model = click.option(
     shell_complete=completion.models,
 )
 context = click.option(
-    "--context", type=click.IntRange(min=2), metavar="N", help="Context in tokens (default: the model's, at most 8192)."
+    "--context",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Context in tokens (default: the model's, as far as it fits).",
+)
+force = click.option(
+    "--force", "is_forced", is_flag=True, help="Load the model although it does not fit into what is free."
 )
 schema = click.option(
     "--schema",

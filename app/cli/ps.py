@@ -1,6 +1,7 @@
 """`pinyon ps`: the running server, and what it is doing."""
 
 import asyncio
+import os
 import sys
 from typing import NamedTuple
 
@@ -10,54 +11,79 @@ import msgspec
 from pinyon.app.cli.terminal import print_json
 from pinyon.app.counted import counted
 from pinyon.app.settings import Folders
-from pinyon.app.wire import Status
+from pinyon.app.wire import Memory, ModelStatus, Status
 from pinyon.engine.meters import Meters, Service
 
 
 @click.command(name="ps")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(as_json: bool) -> None:
-    """Show the running server: its model, what it is doing, where it is. None running is no error."""
+    """Show the running server: its models, what they are doing and what memory they take. None running is no error."""
     servers = asyncio.run(_servers())
     if as_json:
-        shown = [
-            {"url": server.url, **msgspec.structs.asdict(server.status), "meters": server.meters} for server in servers
-        ]
-        print_json({"servers": shown})
+        print_json({"servers": [{"url": each.url, **_shown(each.status)} for each in servers]})
     elif not servers:
         print("no server is running", file=sys.stderr)
     for server in () if as_json else servers:
-        for name, value in _rows(server.url, server.status) + (
-            [] if server.meters is None else _meter_rows(server.meters)
-        ):
+        for name, value in _rows(server.url, server.status):
             print(f"{name:<8} {value}")
+        for model in server.status.models:
+            print()
+            for name, value in _model_rows(model):
+                print(f"{name:<8} {value}")
 
 
 class _Server(NamedTuple):
     url: str
     status: Status
-    meters: Meters | None
 
 
 async def _servers() -> list[_Server]:
     from pinyon.app.remote import find_server  # noqa: PLC0415  an HTTP client takes 0.07 s to import
 
     server = await find_server(Folders.of_user())
-    return [] if server is None else [_Server(server.url, await server.status(), await server.meters())]
+    return [] if server is None else [_Server(server.url, await server.status())]
+
+
+def _shown(status: Status) -> dict[str, object]:
+    models = [{**msgspec.structs.asdict(model), "path": os.fsdecode(model.path)} for model in status.models]
+    return {**msgspec.structs.asdict(status), "models": models}
 
 
 def _rows(url: str, status: Status) -> list[tuple[str, str]]:
-    model = status.model or "none is loaded"
-    if status.context_tokens is not None and status.threads is not None:
-        model += f" (context {status.context_tokens:,} tokens, {counted(status.threads, 'thread')})"
+    none = [] if status.models else [("model", "none is loaded")]
     return [
-        ("model", model),
-        ("engine", "shutting down" if status.is_draining else status.engine_state),
+        *none,
+        ("server", "shutting down" if status.is_draining else "running"),
         ("answers", f"{status.running} running, {status.waiting} waiting"),
         ("url", url),
         ("pid", str(status.pid)),
         ("up", _duration(int(status.uptime_s))),
     ]
+
+
+def _model_rows(model: ModelStatus) -> list[tuple[str, str]]:
+    about = f"context {model.context_tokens:,} tokens, KV in {model.memory.kv_type}, {counted(model.threads, 'thread')}"
+    return [
+        ("model", f"{model.name} ({about})"),
+        ("engine", model.engine_state),
+        ("answers", f"{model.running} running, {model.waiting} waiting"),
+        *(("fits by", text) for text in model.memory.compromises),
+        ("planned", _planned(model.memory)),
+        *([] if model.meters is None else _meter_rows(model.meters)),
+    ]
+
+
+def _planned(memory: Memory) -> str:
+    parts = [
+        f"{_mb(memory.ram_bytes)} of RAM",
+        *(f"{_mb(size)} of {device}" for device, size in memory.gpu_bytes.items()),
+    ]
+    what = (
+        f"weights {_mb(memory.weights_bytes)} ({_mb(memory.mapped_bytes)} of them pages of the file), KV {_mb(memory.kv_bytes)}, "
+        f"computing {_mb(memory.compute_bytes)}"
+    )
+    return f"{', '.join(parts)}: {what}; up to {_mb(memory.cache_bytes)} more for KV of earlier prompts"
 
 
 def _meter_rows(meters: Meters) -> list[tuple[str, str]]:

@@ -28,7 +28,7 @@ from pinyon.models import catalog
 from pinyon.models.chat_template import Message
 from pinyon.models.store import Store
 
-_OF_CHAT = {"words", "model", "context", "private", "continues", "interactive"}
+_OF_CHAT = {"words", "model", "context", "is_forced", "private", "continues", "interactive"}
 """The parameters that the chat takes, too."""
 _KEEPS_NOTHING = "--private, or the setting history = false"
 
@@ -71,6 +71,7 @@ _KEEPS_NOTHING = "--private, or the setting history = false"
     help="Set a sampling parameter by its name, or max_tokens; repeatable.",
 )
 @options.context
+@options.force
 @options.flags
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; repeatable.")
 @options.schema
@@ -102,6 +103,7 @@ def command(
     interactive: bool,
     named: tuple[str, ...],
     context: int | None,
+    is_forced: bool,
     flags: dict[str, object],
     stop: tuple[str, ...],
     schema: str | None,
@@ -130,7 +132,7 @@ def command(
     if model is None and words and _names_a_model(Store(folders.models), words[0]):
         model, words = words[0], words[1:]
     if not words and _asks_for_the_chat(click_context):
-        return _open_chat(folders, settings, model, context, private=private, continues=continues)
+        return _open_chat(folders, settings, model, context, private=private, continues=continues, is_forced=is_forced)
     template = Template() if template_name is None else read_template(template_name, folders.templates)
     system = argument_text(system) if system is not None else None
     printed = msgspec.convert(output, Output)
@@ -181,6 +183,7 @@ def command(
         attachments=material.attachments,
         continues=continues,
         limit=limit,
+        is_forced=is_forced,
     )
     if wish.model is None:
         offer_a_model(folders, settings)
@@ -191,7 +194,7 @@ def command(
         return ExitCode.OK
     code = asyncio.run(exchange(wish, printed.answer(), with_stats=stats))
     if interactive and code is ExitCode.OK:
-        return _open_chat(folders, settings, wish.model, context, continues=True)
+        return _open_chat(folders, settings, wish.model, context, continues=True, is_forced=is_forced)
     return code
 
 
@@ -218,12 +221,15 @@ def _open_chat(
     *,
     continues: bool,
     private: bool = False,
+    is_forced: bool = False,
 ) -> ExitCode:
     from pinyon.app.cli import chat  # noqa: PLC0415  only where it opens
 
     if not sys.stdin.isatty():  # the prompt came through a pipe, keys come from the terminal
         os.dup2(os.open("/dev/tty", os.O_RDWR), 0)
-    return chat.open_chat(chat.Chat(folders, settings, model, context, private, continues=continues))
+    return chat.open_chat(
+        chat.Chat(folders, settings, model, context, private, continues=continues, is_forced=is_forced)
+    )
 
 
 def _refuse(contradictions: Mapping[str, bool]) -> None:

@@ -18,7 +18,10 @@ DEFAULT_PORT = 8642
 
 @click.command(name="serve")
 @click.option(
-    "-m", "--model", callback=options.filled, help="Model to hold: a name, an alias or the path of a GGUF file."
+    "-m",
+    "--model",
+    callback=options.filled,
+    help="Model that stays, and answers where none is named: a name, an alias or the path of a GGUF file.",
 )
 @options.context
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -33,6 +36,7 @@ DEFAULT_PORT = 8642
 )
 @click.option("--allow-host", multiple=True, metavar="H", help="Answer to this name too; repeatable.")
 @click.option("--allow-origin", multiple=True, metavar="O", help="Let pages of this origin use the server; repeatable.")
+@options.force
 @click.option("--preload", is_flag=True, help="Load the model now, not with the first request.")
 def command(
     model: str | None,
@@ -42,9 +46,12 @@ def command(
     token_file: Path | None,
     allow_host: tuple[str, ...],
     allow_origin: tuple[str, ...],
+    is_forced: bool,
     preload: bool,
 ) -> None:
-    """Serve one model over HTTP, with OpenAI's API.
+    """Serve models over HTTP, with OpenAI's API.
+
+    A model is loaded when a request names it, and leaves memory when it is not used, or another one needs the room.
 
     `pinyon run` uses the server while it runs. Ctrl+C, SIGTERM or `pinyon stop` lets open answers finish for 10 s.
     """
@@ -67,8 +74,13 @@ def command(
         if preload:
             name = default_model(store, settings)
             with loading(name) as on_progress:
-                loaded = await service.load(name, on_progress=on_progress)
-            line = f"{loaded.name} is loaded, with a context of {loaded.context_tokens:,} tokens."
+                loaded = await service.load(name, on_progress=on_progress, is_forced=is_forced)
+            line = "\n".join(
+                (
+                    f"{loaded.name} is loaded, with a context of {loaded.context_tokens:,} tokens.",
+                    *(f"So that it fits: {text}." for text in loaded.compromises),
+                )
+            )
         elif settings.model is not None:
             line = f"{settings.model} is loaded with the first request."
         if service.why_no_disk:

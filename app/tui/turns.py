@@ -195,6 +195,7 @@ class Turns(ABC):
         self._model = None
         self._model = await self._backend.load(model, self._context, on_progress)
         self.wanted = model
+        self._tell_compromises(self._model)
         self._audience.changed()
         return self._model
 
@@ -235,8 +236,13 @@ class Turns(ABC):
             self._on_progress(0.0)
             self._model = await self._backend.load(self.wanted, self._context, self._on_progress)
             self.loaded = None
+            self._tell_compromises(self._model)
             self._audience.changed()
         return self._model
+
+    def _tell_compromises(self, model: "Model") -> None:
+        for compromise in model.compromises:
+            self._audience.told(f"so that {model.name} fits into memory: {compromise}")
 
     def _on_progress(self, fraction: float) -> None:
         self.loaded = fraction

@@ -13,10 +13,10 @@ from tiny_models import write_tiny_llama
 from pinyon.app import kv_files, remote
 from pinyon.app.ask import Ask, RawText, SamplingChoice
 from pinyon.app.backend import Backend
-from pinyon.app.errors import FolderInUseError, ModelSlotError
+from pinyon.app.errors import FolderInUseError
 from pinyon.app.service import Service
 from pinyon.app.settings import Folders, Settings
-from pinyon.engine.errors import EngineError
+from pinyon.engine.errors import EngineError, ModelLoadError
 from pinyon.engine.events import FailureKind, Removed
 from pinyon.models.disk import private_folder
 from pinyon.models.errors import ModelNotFoundError
@@ -84,32 +84,35 @@ async def test_another_model_or_context_takes_the_place_of_the_one_before(backen
     assert (backend.model, second.name) == (second, "other")
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    assert (await backend.load(str(other), 100)).context_tokens == 100
+    assert (await backend.load(str(tiny), 100)).context_tokens == 100
 
 
 async def test_what_cannot_be_loaded_leaves_the_model_that_is_there(backend, tiny, tmp_path):
     model = await backend.load(str(tiny))
     with pytest.raises(ModelNotFoundError):
         await backend.load(str(tmp_path / "missing.gguf"))
+    with pytest.raises(EngineError, match="9,999"):
+        await backend.load(str(tiny), 9999)
     assert backend.model is model
     assert (await answered(model, ask()))[1].usage.completion_tokens == 8
 
 
-async def test_a_model_that_fails_to_load_can_be_followed_by_another(backend, tiny, other):
+async def test_a_model_that_fails_to_load_can_be_followed_by_another(backend, tiny, other, tmp_path):
     await backend.load(str(tiny))
-    with pytest.raises(EngineError, match="9,999"):
-        await backend.load(str(other), 9999)
+    damaged = write_tiny_llama(tmp_path / "damaged.gguf", metadata={"llama.feed_forward_length": 77})
+    with pytest.raises(ModelLoadError, match="damaged"):
+        await backend.load(str(damaged))
     assert (backend.model, await backend.meters()) == (None, None)
-    assert (await backend.load(str(tiny))).name == "tiny"
+    assert (await backend.load(str(other))).name == "other"
 
 
 async def test_a_cancelled_load_ends_its_process(backend, tiny, monkeypatch):
     hanging = (sys.executable, "-c", "import sys; sys.stdin.read()")
     monkeypatch.setattr("pinyon.engine.client.EngineClient.__init__.__defaults__", (hanging,))
     loading = asyncio.create_task(backend.load(str(tiny)))
-    while backend._service is None or backend._service._slot is None or backend._service._slot.engine._process is None:
+    while not (backend._service and (slots := backend._service._residents.here) and slots[0].engine._process):
         await asyncio.sleep(0.01)
-    process = backend._service._slot.engine._process
+    process = slots[0].engine._process
     loading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loading
@@ -172,9 +175,8 @@ async def test_the_server_s_model_is_used_as_if_it_was_loaded_here(folders, back
     assert len(model.digest) == 64
     assert (await backend.forget("talk")).blocks in {1, 2}, "its end may not have been stored yet"
     assert (await model.estimate(ask())).cached == 0
-    with pytest.raises(ModelSlotError, match="tiny is served"):
-        await backend.load(str(other))
-    assert backend.model is model
+    assert (await backend.load(str(other))).name == "other"
+    assert (await backend.meters()).cells == 256
     async with Service(folders, SETTINGS) as service:
         assert (await answered(await service.load(str(tiny)), ask()))[0] == text
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pinyon.app.counted import counted
+from pinyon.app.counted import counted, memory
 
 
 @pytest.mark.parametrize(
@@ -10,3 +10,10 @@ from pinyon.app.counted import counted
 )
 def test_one_thing_is_no_plural(number, words):
     assert counted(number, "token") == words
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "words"), [(0, "0 MiB"), (300 << 20, "300 MiB"), (1 << 30, "1.0 GiB"), (2345 << 30, "2,345.0 GiB")]
+)
+def test_memory_is_told_in_the_units_that_people_speak_of(size_bytes, words):
+    assert memory(size_bytes) == words

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from pinyon.app import kv_budget
-from pinyon.app.kv_budget import MAX_DISK_BYTES, MIB, KvClaim
+from pinyon.app.kv_budget import LEAST_RAM_BYTES, MAX_DISK_BYTES, MIB, KvBudget, KvClaim
 from pinyon.app.kv_files import held
 from pinyon.app.settings import Folders, Settings
 
@@ -36,7 +36,7 @@ def claimed(folders, **settings):
 def test_a_share_of_what_is_free_may_be_taken(folders, machine, free, cap):
     machine.free = free
     budget = claimed(folders)
-    assert budget == (2 * GIB, cap, folders.kv, "")
+    assert budget == KvBudget(2 * GIB, cap, folders.kv)
     assert folders.kv.stat().st_mode & 0o777 == 0o700
 
 
@@ -52,7 +52,7 @@ def test_what_is_kept_already_does_not_lower_the_cap(folders, machine):
 def test_settings_come_before_what_the_machine_says(folders, machine):
     machine.is_removable = True
     budget = claimed(folders, cache_ram_mib=3, cache_disk_mib=7)
-    assert budget == (3 * MIB, 7 * MIB, folders.kv, "")
+    assert budget == KvBudget(3 * MIB, 7 * MIB, folders.kv, is_asked=True)
 
 
 @pytest.mark.parametrize(
@@ -98,3 +98,26 @@ def test_a_path_that_is_no_text_is_told_as_text(tmp_path, machine):
     machine.is_removable = True
     budget = claimed(Folders.of_user({"PINYON_HOME": str(tmp_path / "\udcff")}))
     assert "\\udcff" in budget.why_no_disk
+
+
+def test_what_one_model_is_granted_gives_way_to_what_it_needs():
+    budget = KvBudget(1000 * MIB, 600 * MIB)
+    assert budget.reserved_bytes([]) == LEAST_RAM_BYTES
+    assert [budget.granted_ram([], left * MIB) // MIB for left in (5000, 300, 0)] == [1000, 300, LEAST_RAM_BYTES // MIB]
+    assert budget.granted_disk([]) == 600 * MIB
+    asked = budget._replace(is_asked=True)
+    assert (asked.reserved_bytes([]), asked.granted_ram([], 0)) == (1000 * MIB, 1000 * MIB)
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_all_models_together_are_granted_no_more_than_the_caps(is_asked):
+    budget = KvBudget(1000 * MIB, 600 * MIB, is_asked=is_asked, several=True)
+    ram, disk = [], []
+    for _ in range(20):
+        reserved = budget.reserved_bytes(ram)
+        ram.append(budget.granted_ram(ram, 400 * MIB))
+        assert ram[-1] >= reserved
+        disk.append(budget.granted_disk(disk))
+    assert disk[:2] == [300 * MIB, 150 * MIB]
+    assert sum(ram) <= 1000 * MIB
+    assert sum(disk) <= 600 * MIB

@@ -12,6 +12,7 @@ SHOWN = {
     "answers that wait for their turn, each choice of n counted (the setting max_queued)": "128",
     "those of one client: token, user or connection (the setting max_queued_per_client)": "128",
     "time to the first token, where a request has ttft_deadline_s": "as predicted",
+    "wait of a model for others to leave memory": "60 s",
     "time to receive a request": "15 s",
     "time without a next request on a connection": "5 s",
     "time in which a client reads nothing": "30 s",
@@ -43,6 +44,7 @@ def test_the_table_shows_every_number():
 def test_each_row_says_what_happens_past_it():
     assert all(row.past for row in limits.TABLE)
     assert {row.past for row in limits.TABLE if "Retry-After" in row.past} == {
+        "503 with Retry-After: 5",
         "503 with Retry-After: 5, and the connection is closed",
         "503 with Retry-After as predicted",
         "429 with Retry-After as predicted",

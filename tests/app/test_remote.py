@@ -214,8 +214,10 @@ async def test_a_conversation_is_named_to_be_forgotten():
 @pytest.mark.parametrize("meters", [None, Meters(cells=256, vram=(Vram("CUDA0", 1, 2),))])
 async def test_meters_come_as_the_engine_told_them(meters):
     async with service(http(msgspec.json.encode(meters))) as (remote_service, server):
-        assert await remote_service.meters() == meters
-    assert b"GET /pinyon/meters" in server.requests[0]
+        assert await remote_service.meters(b"/m.gguf") == meters
+    head, body = server.requests[0].split(b"\r\n\r\n", 1)
+    assert b"POST /pinyon/meters" in head
+    assert wire.decode_body(body, wire.ReadMeters) == wire.ReadMeters(b"/m.gguf")
 
 
 async def test_an_estimate_and_a_count_come_as_the_model_told_them():

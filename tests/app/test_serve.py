@@ -120,10 +120,28 @@ def test_a_larger_context_than_the_model_s_is_refused_as_without_a_server(home, 
     assert pinyon(home, *ANSWER, "--context", "100", "x").returncode == 0
 
 
-def test_another_model_is_refused_with_the_commands_that_help(home, server, tmp_path):
-    other = write_tiny_llama(tmp_path / "other model.gguf", seed=1)
-    commands = ["pinyon stop", f"pinyon serve --model '{other}'"]
-    assert_refused(pinyon(home, "run", "-m", other, "x"), 3, "tiny is served", *commands)
+def test_models_are_loaded_as_they_are_named_and_all_of_them_are_listed(make_home, tmp_path):
+    home = make_home()
+    pinyon(home, "add", write_tiny_llama(tmp_path / "other model.gguf", seed=1), "--name", "other", check=True)
+    with serving(home, "--model", "tiny") as server:
+        for name in ("tiny", "other"):
+            answer = json.loads(pinyon(home, "run", "-m", name, "--max-tokens", "2", "--json", "x").stdout)
+            assert answer["model"] == name
+        shown = pinyon(home, "ps").stdout.decode()
+        assert "other (context 256 tokens, KV in f16, 1 thread)" in shown
+        assert "planned" in shown
+        assert_refused(pinyon(home, "rm", "tiny"), 2, "tiny is loaded in the server")
+        last = {"model": "other", "prompt": "x", "max_tokens": 1, "keep_alive": 0}
+        assert httpx.post(f"{server.url}/v1/completions", json=last, trust_env=False).status_code == 200
+        assert [model["name"] for model in models(home)] == ["tiny"]
+        assert pinyon(home, "rm", "other").returncode == 0
+        answer = json.loads(pinyon(home, "run", "--max-tokens", "2", "--json", "x").stdout)
+        assert answer["model"] == "tiny"
+
+
+def models(home):
+    (shown,) = json.loads(pinyon(home, "ps", "--json").stdout)["servers"]
+    return shown["models"]
 
 
 def test_the_second_server_is_told_who_the_first_is(home, server):
@@ -138,16 +156,20 @@ def test_the_banner_says_where_for_whom_and_what(server):
 
 def test_ps_shows_the_server(home, server):
     (shown,) = json.loads(pinyon(home, "ps", "--json").stdout)["servers"]
-    assert (shown["url"], shown["pid"], shown["model"], shown["context_tokens"]) == (
+    (model,) = shown["models"]
+    assert (shown["url"], shown["pid"], model["name"], model["context_tokens"]) == (
         server.url,
         server.pid,
         "tiny",
         256,
     )
     assert (shown["engine_state"], shown["running"], shown["waiting"]) == ("ready", 0, 0)
-    assert (shown["meters"]["cells"], shown["meters"]["held_cells"]) == (256, 0)
+    assert (model["meters"]["cells"], model["meters"]["held_cells"]) == (256, 0)
+    planned = model["memory"]
+    assert (planned["kv_type"], planned["kv_bytes"], planned["compromises"]) == ("f16", 256 * 2 * 2 * 32 * 2, [])
+    assert planned["ram_bytes"] > planned["weights_bytes"] > 0
     table = pinyon(home, "ps").stdout.decode()
-    meters = ("0 of 256 tokens in use", "MB in memory", "used by the engine")
+    meters = ("0 of 256 tokens in use", "MB in memory", "used by the engine", "of RAM: weights")
     for words in ("tiny (context 256 tokens", server.url, str(server.pid), "0 running, 0 waiting", *meters):
         assert words in table
 
@@ -252,7 +274,7 @@ def test_a_token_is_taken_along(make_home, tmp_path):
         assert httpx.get(f"{server.url}/v1/models", trust_env=False).status_code == 401
         before = pinyon(home, *ANSWER, "hello")
         (shown,) = json.loads(pinyon(home, "ps", "--json").stdout)["servers"]
-    assert (before.returncode, shown["model"]) == (0, "tiny")
+    assert (before.returncode, [model["name"] for model in shown["models"]]) == (0, ["tiny"])
 
 
 def test_a_stranger_on_the_port_of_a_stale_file_gets_neither_prompt_nor_token(make_home, alone, tmp_path):
@@ -307,3 +329,20 @@ def test_a_server_that_cannot_start_says_why(alone, options, code, words):
 
 def test_a_model_of_the_settings_that_is_not_here_is_told_at_the_start(alone):
     assert_refused(pinyon(alone, "serve", "--port", "0", PINYON_MODEL="nope"), 3, "no model named nope")
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers_and_loaded_all_the_same_where_that_is_wanted(make_home):
+    home = make_home()
+    with (home / "config" / "settings.toml").open("a") as settings:
+        settings.write("[headroom_mib]\nRAM = 100000000\n")
+
+    def refused_and_forced():
+        assert_refused(pinyon(home, *ANSWER, "hello"), 4, "tiny needs", "0 MiB of RAM are free for it", "--force")
+        forced = pinyon(home, *ANSWER, "--force", "hello")
+        assert (forced.returncode, b"MiB more of RAM than is free" in forced.stderr) == (0, True)
+        return forced.stdout
+
+    alone = refused_and_forced()
+    assert_refused(pinyon(home, "serve", "--port", "0", "--model", "tiny", "--preload"), 4, "tiny needs")
+    with serving(home, PINYON_KEEP_ALIVE_S="0"):
+        assert refused_and_forced() == alone

@@ -103,12 +103,11 @@ async def test_an_end_token_other_than_eos_ends_the_answer(service, tmp_path):
         assert (text_of(events), end_of(events).reasons) == ("", (FinishReason.STOP,))
 
 
-async def test_one_model_at_a_time(service, tiny, tmp_path):
-    await service.load(str(tiny))
-    other = write_tiny_llama(tmp_path / "other.gguf", seed=1)
-    with pytest.raises(ModelSlotError, match="is served"):
-        await service.load(str(other))
-    assert (await service.load(str(tiny))).info.context_tokens == 256
+async def test_one_model_at_a_time_where_no_more_are_asked_for(service, tiny, tmp_path):
+    first = await service.load(str(tiny))
+    second = await service.load(str(write_tiny_llama(tmp_path / "other.gguf", seed=1)))
+    assert service.models == (second,)
+    assert first.state is EngineState.STOPPED
 
 
 async def test_a_load_that_failed_leaves_the_slot_free(service, tiny, tmp_path):
@@ -117,10 +116,14 @@ async def test_a_load_that_failed_leaves_the_slot_free(service, tiny, tmp_path):
     assert (await service.load(str(write_tiny_llama(tmp_path / "other.gguf")), 100)).info.context_tokens == 100
 
 
-async def test_another_context_needs_another_engine(service, tiny):
-    await service.load(str(tiny), 100)
-    with pytest.raises(ModelSlotError, match=r"pinyon serve --model .* --context 200`"):
+async def test_more_context_needs_another_engine_and_less_does_not(service, tiny):
+    first = await service.load(str(tiny), 100)
+    assert await service.load(str(tiny), 50) is first
+    with first.held(), pytest.raises(ModelSlotError, match="tiny is answering with a context of 100 tokens"):
         await service.load(str(tiny), 200)
+    assert await service.load(str(tiny)) is first
+    second = await service.load(str(tiny), 200)
+    assert (second.context_tokens, first.state) == (200, EngineState.STOPPED)
 
 
 async def test_a_quarantined_model_is_not_tried_again_and_others_load(service, tiny, tmp_path, monkeypatch):
@@ -185,7 +188,7 @@ async def test_meters_are_there_while_a_model_is(service, tiny, monkeypatch):
     meters = await service.meters()
     assert (meters.cells, meters.running) == (256, 0)
     assert meters.available_bytes > 0
-    monkeypatch.setattr("pinyon.app.service.METERS_S", 0.0)
+    monkeypatch.setattr("pinyon.app.loaded_model.METERS_S", 0.0)
     assert await service.meters() is None, "an engine in the middle of a long step is not waited for"
 
 
@@ -343,7 +346,7 @@ async def test_leaving_during_a_load_ends_the_load(tmp_path, tiny):
     async with asyncio.timeout(30):
         async with Service(Folders.of_user({"PINYON_HOME": str(tmp_path / "home")}), Settings(threads=2)) as service:
             load = asyncio.create_task(service.load(str(tiny)))
-            while service._slot is None:
+            while service.engine_state is EngineState.STOPPED:
                 await asyncio.sleep(0)
         with pytest.raises(EngineCrashedError):
             await load
@@ -393,14 +396,14 @@ async def test_smollm2_answers_a_question(service, smollm2):
 
 
 async def test_a_load_that_fails_gives_its_place_back_although_nobody_waits(service, tiny, tmp_path):
-    waiting = asyncio.create_task(service.load(str(tiny), 10**8))
-    while service._slot is None:
+    damaged = write_tiny_llama(tmp_path / "damaged.gguf", metadata={"llama.feed_forward_length": 77})
+    waiting = asyncio.create_task(service.load(str(damaged)))
+    while service.engine_state is EngineState.STOPPED:
         await asyncio.sleep(0)
     waiting.cancel()
-    other = write_tiny_llama(tmp_path / "other.gguf")
-    while service._slot is not None:
+    while service.engine_state is not EngineState.STOPPED:
         await asyncio.sleep(0.01)
-    assert (await service.load(str(other))).context_tokens == 256
+    assert (await service.load(str(tiny))).context_tokens == 256
 
 
 async def test_everyone_who_waits_for_a_load_is_told_how_far_it_is(service, tiny):

@@ -32,8 +32,8 @@ CONTEXT_TOKENS = 4096
 """Not enough for all of them: some give way."""
 
 
-HELD = re.compile(r"^pinyon_context_cells_held (.*)$", re.MULTILINE)
-KEPT = re.compile(r"^pinyon_kv_ram_bytes (.*)$", re.MULTILINE)
+HELD = re.compile(r"^pinyon_context_cells_held{.*} (.*)$", re.MULTILINE)
+KEPT = re.compile(r"^pinyon_kv_ram_bytes{.*} (.*)$", re.MULTILINE)
 
 
 def leaked(model: Path, log: Path, streams: int) -> int:

@@ -338,6 +338,9 @@ async def test_a_running_worker_has_no_secrets_no_core_dumps_and_no_sockets(clie
     pid = await clients(config(tiny)).pid()
     environment = Path(f"/proc/{pid}/environ").read_bytes()
     limits = Path(f"/proc/{pid}/limits").read_text()
+    assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) == 500, (
+        "where memory runs out it goes before the service"
+    )
     links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
     assert b"hf_secret" not in environment
     assert re.search(r"Max core file size +0 +0 ", limits)

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import msgspec
 import psutil
@@ -11,7 +12,7 @@ import pytest
 
 from pinyon.engine import native
 from pinyon.engine.device import Device, DeviceKind
-from pinyon.engine.device_probe import Found, probe_devices
+from pinyon.engine.device_probe import Found, may_have_gpus, probe_devices
 from pinyon.engine.errors import EngineCrashedError, EngineStartError, EngineStuckError
 
 GPU = Device("CUDA0", "A large GPU", DeviceKind.GPU, 20 << 30, 24 << 30)
@@ -105,3 +106,27 @@ def test_what_drivers_print_does_not_spoil_the_answer():
         "device_child.main()"
     )
     assert probe_devices(command=child(code)) == Found(native.check_binding(), ())
+
+
+@pytest.mark.parametrize(
+    ("names", "may_have"),
+    [
+        (["libllama.so", "libggml.so", "libggml-base.so.0", "libggml-cpu-haswell.so", "libmtmd.so", "README"], False),
+        (["libllama.so", "libggml-cpu.so", "libggml-cuda.so"], True),
+        (["llama.dll", "ggml.dll", "ggml-vulkan.dll"], True),
+        (["libllama.dylib", "libggml-metal.dylib"], True),
+        (["libllama.dylib", "libggml-blas.dylib"], False),
+        ([], False),
+    ],
+)
+def test_gpus_are_looked_for_only_where_llama_cpp_was_built_for_some(tmp_path, monkeypatch, names, may_have):
+    (tmp_path / "lib").mkdir()
+    for name in names:
+        (tmp_path / "lib" / name).touch()
+    found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: found)
+    may_have_gpus.cache_clear()
+    try:
+        assert may_have_gpus() is may_have
+    finally:
+        may_have_gpus.cache_clear()

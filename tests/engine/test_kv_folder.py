@@ -24,9 +24,9 @@ def block_of(*tokens):
 def opened(tmp_path):
     tiers = []
 
-    def open_for(weights, *settings):
+    def open_for(weights, *settings, cap_bytes=CAP_BYTES):
         (tmp_path / "model").write_bytes(weights)
-        tiers.append(open_tier(tmp_path / "kv", tmp_path / "model", settings, CAP_BYTES))
+        tiers.append(open_tier(tmp_path / "kv", tmp_path / "model", settings, cap_bytes))
         return tiers[-1]
 
     yield open_for
@@ -50,8 +50,29 @@ def test_each_root_key_finds_its_own_blocks_and_the_keys_of_the_others(opened):
     assert (other_settings.found, other_settings.elsewhere) == ([], {ours.key})
     write(other_settings, theirs)
     assert opened(b"other weights", "f16").elsewhere == {ours.key, theirs.key}
+    first.disk.close()
     again = opened(b"weights", "f16")
     assert ([header.key for header in again.found], again.elsewhere) == ([ours.key], {theirs.key})
+
+
+def test_what_a_running_engine_has_is_neither_deleted_nor_counted_by_another(opened, tmp_path):
+    running, ended = opened(b"weights"), opened(b"other weights")
+    write(running, block_of(1, 2, 3))
+    write(ended, block_of(4, 5))
+    assert opened(b"third").cap_bytes == opened(b"fourth").cap_bytes, "all of its own cap, whatever others have"
+    ended.disk.close()
+    assert opened(b"fifth", cap_bytes=100).elsewhere == {block_of(1, 2, 3).key}, "the one that nobody uses gave way"
+    running.disk.close()
+    opened(b"sixth", cap_bytes=100)
+    assert len([*(tmp_path / "kv").glob("*/*.kv")]) == 0
+
+
+def test_two_engines_with_the_same_weights_do_not_write_into_one_folder(opened):
+    first = opened(b"weights")
+    with pytest.raises(OSError, match="another engine with the same weights"):
+        opened(b"weights")
+    first.disk.close()
+    assert opened(b"weights").found == []
 
 
 def test_files_of_another_kind_are_no_blocks(opened, tmp_path):

@@ -79,5 +79,5 @@ def called(command: click.Command, *arguments: object) -> int:
 def faked(monkeypatch, model: ChatModel) -> FakeBackend:
     """Let commands that are called from now on in the test's own process find this model."""
     backend = FakeBackend(model)
-    monkeypatch.setitem(sys.modules, "pinyon.app.backend", SimpleNamespace(Backend=lambda *_: backend))
+    monkeypatch.setitem(sys.modules, "pinyon.app.backend", SimpleNamespace(Backend=lambda *_, **_named: backend))
     return backend

@@ -5,7 +5,7 @@ It stands where Service and LoadedModel stand. The model of bytes is greedy wher
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from pathlib import Path
 
 from fakes import END_OF_TURN, Next, make_engine
@@ -14,6 +14,7 @@ from pinyon.app.api.app import make_app
 from pinyon.app.api.door import Door
 from pinyon.app.api.metrics import Metrics
 from pinyon.app.ask import Ask, Chat, Prompt, RawText, RawTokens
+from pinyon.app.keep_alive import KeepAlive
 from pinyon.app.settings import Settings
 from pinyon.engine.client import EngineState
 from pinyon.engine.config import Limits
@@ -22,10 +23,17 @@ from pinyon.engine.errors import EngineCrashedError, EngineError
 from pinyon.engine.events import Event, Failed, Finished
 from pinyon.engine.meters import Meters
 from pinyon.engine.request import GenerateRequest, Reasoning, SamplingParams, Text, Tokens
+from pinyon.models.memory.fit import Fit
+from pinyon.models.memory.kv import KvChoice
+from pinyon.models.memory.plan import Choice, DeviceNeed, MemoryPlan
 from pinyon.models.model_record import FileIdentity, Record, Source, new_record
 from pinyon.models.store import Listing
 
 NONCE = "00" * 32
+FIT = Fit(
+    MemoryPlan(Choice(KvChoice(4096, 8, 512)), (DeviceNeed("RAM", 100, 90, 30, 20, 4, 6),), is_exact=True),
+    4096,
+)
 GREEDY = SamplingParams(temperature=0)
 THINK = Reasoning("<think>", ("</think>",))
 HIDDEN_PATH = Path("/secret/place/fake.gguf")
@@ -62,6 +70,10 @@ class FakeModel:
 
     threads = 1
     why_no_disk = ""
+    compromises = ()
+    state = EngineState.READY
+    fit = FIT
+    cache_bytes = 1000
 
     def __init__(
         self,
@@ -89,7 +101,10 @@ class FakeModel:
         self._stepping: asyncio.Task[None] | None = None
 
     def is_called(self, name):
-        return name == self.name
+        return name in {self.name, str(self.record.path)}
+
+    async def meters(self) -> Meters | None:
+        return self.engine.meters()
 
     async def generate(self, ask: Ask) -> AsyncGenerator[Event]:
         self.asked.append(ask)
@@ -209,22 +224,30 @@ class FakeService:
         self.loaded: FakeModel | None = model
         self.load_error: Exception | None = None
         self.loads: list[str] = []
+        self.kept_alive: list[KeepAlive | None] = []
         self._model = model
 
-    def read_meters(self) -> Meters | None:
-        return None if self.loaded is None else self.loaded.engine.meters()
+    @property
+    def models(self) -> tuple[FakeModel, ...]:
+        return () if self.loaded is None else (self.loaded,)
 
-    async def meters(self) -> Meters | None:
-        return self.read_meters()
-
-    async def load(
-        self, name: str, context_tokens: int | None = None, on_progress: Callable[[float], None] | None = None
-    ) -> FakeModel:
-        self.loads.append(name)
-        if self.load_error is not None:
-            raise self.load_error
-        self.loaded = self._model
-        return self._model
+    @contextlib.asynccontextmanager
+    async def using(
+        self,
+        name: str,
+        context_tokens: int | None = None,
+        on_progress: Callable[[float], None] | None = None,
+        *,
+        keep_alive: KeepAlive | None = None,
+        is_forced: bool = False,
+    ) -> AsyncIterator[FakeModel]:
+        self.kept_alive.append(keep_alive)
+        if self.loaded is None or not self.loaded.is_called(name):
+            self.loads.append(name)
+            if self.load_error is not None:
+                raise self.load_error
+            self.loaded = self._model
+        yield self.loaded
 
 
 class FakeServer:

@@ -49,6 +49,7 @@ class ScriptedModel:
     context_tokens = 4096
     threads = 1
     why_no_disk = ""
+    compromises = ()
     digest = "ab" * 32
 
     def __init__(self, script: Script) -> None:

@@ -37,6 +37,8 @@ CASES = [
     (engine_errors.OverloadedError("full", 3.2), 503, "overloaded", None, "full: try again in 4 s"),
     (engine_errors.ClientLimitError("too many", 0.0), 429, "client_limit", None, "too many: try again in 1 s"),
     (app_errors.ShuttingDownError("ends"), 503, "shutting_down", None, "ends"),
+    (app_errors.NoRoomError("b is answering"), 503, "overloaded", "model", "b is answering"),
+    (app_errors.TooLargeError("needs 9 GiB"), 500, "does_not_fit", "model", "needs 9 GiB"),
     (app_errors.ModelSlotError("a is loaded"), 400, "model_not_loaded", "model", "a is loaded"),
     (app_errors.UsageError("no"), 400, None, None, "no"),
     (model_errors.ModelNotFoundError(LEAKY), 404, "model_not_found", "model", "not here"),
@@ -69,6 +71,7 @@ async def test_each_error_has_its_status_and_code(api, error, status, code, para
 
 FOR_CLIENTS = (
     engine_errors.InvalidRequestError, engine_errors.ContextOverflowError, engine_errors.OverloadedError, model_errors.TemplateError, app_errors.AppError,
+    app_errors.TooLargeError,
 )  # fmt: skip
 """Errors whose text is written for clients; what raises them must not quote paths."""
 

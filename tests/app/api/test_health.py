@@ -16,6 +16,7 @@ async def test_a_server_that_can_answer_is_ready(api):
             "live": True,
             "ready": True,
             "engine": {"state": "ready", "model": "fake", "running": 0, "waiting": 0},
+            "models": [{"model": "fake", "state": "ready", "running": 0, "waiting": 0}],
         }
 
 
@@ -30,6 +31,7 @@ async def test_an_engine_that_is_not_ready_is_told(api, state):
             "live": True,
             "ready": False,
             "engine": {"state": str(state), "model": None, "running": 0, "waiting": 0},
+            "models": [],
         }
 
 
@@ -56,3 +58,9 @@ async def test_health_is_told_while_the_engine_computes_and_prompts_are_tokenise
         await visitor.ended()
     engine = (await api.get("/health")).json()["engine"]
     assert (engine["running"], engine["waiting"]) == (0, 0)
+
+
+async def test_a_server_is_ready_with_one_model_while_it_loads_another(api):
+    api.server.service.engine_state = EngineState.LOADING
+    answer = await api.get("/health/ready")
+    assert (answer.status_code, answer.json()["status"], answer.json()["engine"]["state"]) == (200, "ok", "loading")

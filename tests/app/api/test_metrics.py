@@ -1,5 +1,7 @@
 """GET /metrics: what is counted of every ask that ends."""
 
+from unittest.mock import AsyncMock
+
 import msgspec
 from fakes import hashed
 from http_asking import CHAT, COMPLETIONS, Visitor, chat_body, settle, text_body
@@ -73,25 +75,25 @@ async def test_the_engine_s_meters_are_gauges_where_a_model_is_loaded(make_api):
     await api.whole(CHAT, chat_body(max_tokens=4))
     engine = api.server.model.engine.meters()
     measured = msgspec.structs.replace(engine, rss_bytes=7, available_bytes=8, vram=(Vram("CUDA0", 1, 2),))
-    api.server.service.read_meters = lambda: measured
+    api.server.model.meters = AsyncMock(return_value=measured)
     found = await samples(api)
-    assert found["pinyon_context_cells",] == 4096
-    assert found["pinyon_context_cells_held",] == 0
-    assert found["pinyon_context_cells_idle",] == engine.idle_cells > 0
-    assert found["pinyon_prefill_tokens_per_second",] == engine.prefill_tokens_per_s > 0
-    assert (found["pinyon_engine_resident_bytes",], found["pinyon_available_bytes",]) == (7, 8)
-    assert found["pinyon_step_rows_sum",] == engine.service.step_rows.total > 0
+    assert found["pinyon_context_cells", "fake"] == 4096
+    assert found["pinyon_context_cells_held", "fake"] == 0
+    assert found["pinyon_context_cells_idle", "fake"] == engine.idle_cells > 0
+    assert found["pinyon_prefill_tokens_per_second", "fake"] == engine.prefill_tokens_per_s > 0
+    assert (found["pinyon_engine_resident_bytes", "fake"], found["pinyon_available_bytes", "fake"]) == (7, 8)
+    assert found["pinyon_step_rows_sum", "fake"] == engine.service.step_rows.total > 0
     assert (
-        found["pinyon_step_seconds_bucket", "+Inf"]
-        == found["pinyon_step_seconds_count",]
+        found["pinyon_step_seconds_bucket", "+Inf", "fake"]
+        == found["pinyon_step_seconds_count", "fake"]
         == engine.service.step_s.number
     )
-    assert found["pinyon_inter_token_seconds_count",] == 3
+    assert found["pinyon_inter_token_seconds_count", "fake"] == 3
     for name in ("queue", "time_to_first_token", "time_per_output_token"):
-        assert found[f"pinyon_{name}_seconds_count",] == 1
-    assert found["pinyon_step_cost_seconds", "64"] > found["pinyon_step_cost_seconds", "1"] > 0
+        assert found[f"pinyon_{name}_seconds_count", "fake"] == 1
+    assert found["pinyon_step_cost_seconds", "fake", "64"] > found["pinyon_step_cost_seconds", "fake", "1"] > 0
     assert (found["pinyon_vram_used_bytes", "CUDA0"], found["pinyon_vram_total_bytes", "CUDA0"]) == (1, 2)
-    api.server.service.read_meters = lambda: None
+    api.server.model.meters = AsyncMock(return_value=None)
     assert not [key for key in await samples(api) if "cells" in key[0]]
 
 

@@ -16,6 +16,7 @@ def with_tiny(api, tiny):
 
 
 async def test_models_are_listed_with_their_contexts(with_tiny, tiny):
+    with_tiny.server.model.compromises = ("a smaller context",)
     response = await with_tiny.get("/v1/models")
     assert response.status_code == 200
     document = response.json()
@@ -23,10 +24,21 @@ async def test_models_are_listed_with_their_contexts(with_tiny, tiny):
     created = [entry.pop("created") for entry in document["data"]]
     assert all(isinstance(time, int) for time in created)
     same = {"object": "model", "owned_by": "pinyon"}
+    memory = {
+        "kv_type": "f16",
+        "weights_bytes": 100,
+        "mapped_bytes": 90,
+        "kv_bytes": 30,
+        "compute_bytes": 24,
+        "cache_bytes": 1000,
+        "ram_bytes": 160,
+        "gpu_bytes": {},
+        "compromises": ["a smaller context"],
+    }
     assert document["data"] == [
-        {"id": "tiny", "context_length": CONTEXT, "loaded": False, **same},
-        {"id": "fake", "context_length": 4096, "loaded": True, **same},
-        {"id": "gone", "context_length": None, "loaded": False, **same},
+        {"id": "tiny", "context_length": CONTEXT, "loaded": False, "memory": None, **same},
+        {"id": "fake", "context_length": 4096, "loaded": True, "memory": memory, **same},
+        {"id": "gone", "context_length": None, "loaded": False, "memory": None, **same},
     ]
     assert str(tiny.parent) not in response.text
     assert str(HIDDEN_PATH.parent) not in response.text

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import httpx
 import msgspec
 import pytest
+from fake_service import FIT
 from prometheus_client import CollectorRegistry
 
 from pinyon.app import wire
@@ -30,6 +31,7 @@ from pinyon.models.errors import TemplateMissingError
 from pinyon.models.model_record import Source
 
 NONCE = "a nonce"
+TOLD = ("a smaller context",)
 KEY = {KEY_HEADER: key(NONCE)}
 CHALLENGE = "ab" * 16
 ASK = Ask(RawText("x"))
@@ -49,7 +51,7 @@ class FakeModel:
     def __init__(self, name="m", error=None):
         self.name, self.context_tokens, self.threads, self.why_no_disk = name, 256, 2, ""
         self.record = SimpleNamespace(path=Path(f"/{name}.gguf"), name=name, source=Source.ADDED)
-        self.info = SimpleNamespace(trained_context_tokens=512)
+        self.state, self.fit, self.cache_bytes, self.compromises = EngineState.READY, FIT, 9, TOLD
         self.error = error
         self.digest = "ab" * 32
         self.may_end, self.cancelled, self.was_left = asyncio.Event(), False, False
@@ -68,6 +70,9 @@ class FakeModel:
             self.was_left = True
             raise
         yield finished(FinishReason.CANCELLED if self.cancelled else FinishReason.STOP)
+
+    async def meters(self):
+        return METERS
 
     async def cancel(self, _ask_id):
         self.cancelled = True
@@ -89,6 +94,7 @@ class FakeService:
 
     def __init__(self, model):
         self.model, self.loaded, self.error = model, None, None
+        self.wishes, self.kept_alive = [], []
         self.may_load = asyncio.Event()
         self.may_load.set()
         self.loads = asyncio.Event()
@@ -103,8 +109,12 @@ class FakeService:
         self.forgotten.append(conversation)
         return Removed(4, 900)
 
-    async def meters(self):
-        return None if self.loaded is None else METERS
+    @property
+    def models(self):
+        return () if self.loaded is None else (self.loaded,)
+
+    async def meters(self, path):
+        return METERS if self.loaded is not None and path == self.loaded.record.path else None
 
     async def clear(self, model, before_s):
         if self.error is not None:
@@ -112,7 +122,10 @@ class FakeService:
         self.cleared.append((model, before_s))
         return Removed(3, 700)
 
-    async def load(self, name, context_tokens=None, on_progress=None):
+    @contextlib.asynccontextmanager
+    async def using(self, name, context_tokens=None, on_progress=None, *, keep_alive=None, is_forced=False):
+        self.wishes.append((context_tokens, is_forced))
+        self.kept_alive.append(keep_alive)
         self.loads.set()
         if on_progress is not None:
             on_progress(0.5)
@@ -122,7 +135,7 @@ class FakeService:
         if Path(name).stem != self.model.name:
             raise ModelSlotError("another model is loaded")
         self.loaded = self.model
-        return self.model
+        yield self.model
 
 
 @pytest.fixture
@@ -180,8 +193,10 @@ async def test_what_is_no_challenge_is_not_answered(client, challenge):
     ("method", "route"),
     [
         ("GET", "status"),
-        ("GET", "meters"),
-        *(("POST", route) for route in ("load", "generate", "cancel", "clear", "forget", "estimate", "count")),
+        *(
+            ("POST", route)
+            for route in ("meters", "load", "generate", "cancel", "clear", "forget", "estimate", "count")
+        ),
     ],
 )
 async def test_only_a_reader_of_the_server_s_file_gets_further(client, service, method, route, headers):
@@ -215,11 +230,14 @@ async def test_status_before_and_after_a_load(client):
         return msgspec.json.decode((await client.get("/pinyon/status", headers=KEY)).content, type=wire.Status)
 
     before = await status()
-    assert (before.model, before.context_tokens, before.threads) == (None, None, None)
+    assert before.models == ()
     await post(client, "load", wire.Load(b"/m.gguf", None))
     after = await status()
     assert after.why_no_disk == "the setting cache_disk_mib is 0"
-    assert (after.model, after.context_tokens, after.threads) == ("m", 256, 2)
+    (model,) = after.models
+    assert (model.name, model.path, model.context_tokens, model.threads) == ("m", b"/m.gguf", 256, 2)
+    assert (model.engine_state, model.running, model.waiting, model.meters) == ("ready", 0, 0, METERS)
+    assert (model.memory.ram_bytes, model.memory.cache_bytes, model.memory.compromises) == (160, 9, TOLD)
     assert (after.engine_state, after.running, after.waiting, after.is_draining) == ("ready", 0, 0, False)
 
 
@@ -265,12 +283,14 @@ async def test_a_conversation_that_cannot_be_forgotten_is_told(client, service, 
 
 
 async def test_meters_are_null_until_a_model_is_loaded(client):
-    async def meters():
-        return msgspec.json.decode((await client.get("/pinyon/meters", headers=KEY)).content, type=Meters | None)
+    async def meters(path=b"/m.gguf"):
+        answer = await client.post("/pinyon/meters", content=wire.encode(wire.ReadMeters(path)), headers=KEY)
+        return msgspec.json.decode(answer.content, type=Meters | None)
 
     assert await meters() is None
     await post(client, "load", wire.Load(b"/m.gguf", None))
     assert await meters() == METERS
+    assert await meters(b"/other.gguf") is None
 
 
 async def test_an_ask_is_estimated_and_a_text_counted_without_an_answer(client, service, door):
@@ -288,9 +308,12 @@ async def test_a_prompt_that_does_not_fit_is_told_with_its_figures(client, servi
     assert isinstance(await refusal(client, route, message), TemplateMissingError)
 
 
-@pytest.mark.parametrize(("path", "context"), [(b"/m.gguf", None), (b"/m.gguf", 256), (b"/m.gguf", 2), (None, None)])
-async def test_a_model_that_will_do_is_loaded(client, path, context):
-    assert await post(client, "load", wire.Load(path, context)) == [wire.Loaded(b"/m.gguf", "m", 256, 2, "", "ab" * 32)]
+@pytest.mark.parametrize(("path", "context"), [(b"/m.gguf", None), (b"/m.gguf", 256), (None, None)])
+@pytest.mark.parametrize("is_forced", [False, True])
+async def test_a_model_is_loaded_as_it_is_asked_for(client, service, path, context, is_forced):
+    loaded = wire.Loaded(b"/m.gguf", "m", 256, 2, "", "ab" * 32, TOLD)
+    assert await post(client, "load", wire.Load(path, context, is_forced)) == [loaded]
+    assert service.wishes == [(context, is_forced)]
 
 
 async def test_a_load_that_takes_time_shows_how_far_it_is(client, service, monkeypatch):
@@ -303,19 +326,6 @@ async def test_a_load_that_takes_time_shows_how_far_it_is(client, service, monke
     *shown, last = await loading
     assert set(shown) == {Loading(0.5)}
     assert isinstance(last, wire.Loaded)
-
-
-@pytest.mark.parametrize(
-    ("context", "words"),
-    [
-        (500, ["500", "256", "`pinyon serve --context 500`"]),
-        (1257, ["1,257", "trained for up to 512: ask for at most that"]),
-    ],
-)
-async def test_a_larger_context_is_refused_with_both_numbers_and_what_helps(client, context, words):
-    error = await refusal(client, "load", wire.Load(b"/m.gguf", context))
-    assert type(error).__name__ == "DoesNotFitError"
-    assert all(word in str(error) for word in words)
 
 
 async def test_another_model_is_refused_in_the_service_s_words(client):
@@ -425,3 +435,14 @@ async def test_a_command_that_was_killed_before_the_first_event_leaves_nothing(a
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+
+@pytest.mark.parametrize(("setting", "kept_s"), [(300, 300), (0, private.COMMAND_S)])
+async def test_a_model_stays_at_least_until_the_next_request_of_the_same_command(service, setting, kept_s):
+    door = Door(service, None, Settings(model="m", keep_alive_s=setting), SimpleNamespace(ended=lambda *_: None))
+    app = make_app(door, CollectorRegistry(), NONCE, with_docs=False)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+        await post(client, "load", wire.Load(b"/m.gguf", None))
+        await post(client, "count", wire.Count(b"/m.gguf", "four"))
+        await post(client, "estimate", GENERATE)
+    assert [kept.seconds for kept in service.kept_alive] == [kept_s] * 3

@@ -569,3 +569,17 @@ def test_a_silent_pipe_beside_a_prompt_is_left_out(asked, capsys, monkeypatch):
     printed = capsys.readouterr()
     assert printed.out == "Hello\n"
     assert printed.err.startswith("pinyon: nothing came through the pipe within 0.01 s")
+
+
+def test_what_was_given_up_so_that_the_model_fits_is_told_beside_the_answer(asked, capsys):
+    model = ChatModel(says("Hello"))
+    model.compromises = (
+        "a context of 4,096 tokens instead of the usual 32,768",
+        "keys and values in q8_0: this can cost quality",
+    )
+    asked("Hi", model=model)
+    printed = capsys.readouterr()
+    assert printed.out == "Hello\n"
+    assert [line for line in printed.err.splitlines() if "fits" in line] == [
+        f"pinyon: so that fake fits into memory: {compromise}" for compromise in model.compromises
+    ]

@@ -289,3 +289,12 @@ async def test_what_does_not_fit_is_told_to_be_in_the_way(make_talk):
     talk.dialogue.say(Draft("one"))
     await talk.dialogue.finished()
     assert talk.texts == ["one", "Aye."]
+
+
+async def test_what_was_given_up_so_that_a_model_fits_is_told_when_it_is_loaded(make_talk):
+    talk = make_talk("Aye.")
+    talk.model.compromises = ("a context of 4,096 tokens instead of the usual 32,768",)
+    await talk.says("one")
+    await talk.says("two")
+    told = "told so that fake fits into memory: a context of 4,096 tokens instead of the usual 32,768"
+    assert [words for words in talk.listener.told_words if words.startswith("told")] == [told]
