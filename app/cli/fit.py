@@ -30,7 +30,7 @@ def command(model: str, context: int | None, kv_type: str | None, as_json: bool)
     """Show whether a model fits into memory here, with how much context, and how fast it would be.
 
     \b
-    MODEL is the name of a model that is here, a file's path, or an address on the hub, of which only the header is read:
+    MODEL is the name of a model that is here or that `pinyon list` offers, a file's path, or an address on the hub, of which only the header is read:
         OWNER/REPO               all its quantisations
         OWNER/REPO:Q6_K          one of them
     """  # noqa: D301  click needs the control character itself
@@ -39,7 +39,7 @@ def command(model: str, context: int | None, kv_type: str | None, as_json: bool)
     here = _here(folders, settings)
     wish = _wish(settings, context, kv_type)
     verdicts = (
-        _of_the_hub(model, here, wish) if _is_remote(folders, model) else [_of_a_file(folders, model, here, wish)]
+        _of_the_hub(model, here, wish) if _is_remote(folders, model) else [_of_a_name(folders, model, here, wish)]
     )
     if as_json:
         print_json(verdicts)
@@ -73,15 +73,21 @@ def _is_remote(folders: Folders, model: str) -> bool:
     return is_address(model) and not Path(model).exists() and not Store(folders.models).knows(model)
 
 
-def _of_a_file(folders: Folders, model: str, here: "Here", wish: "Wish") -> "Verdict":
+def _of_a_name(folders: Folders, model: str, here: "Here", wish: "Wish") -> "Verdict":
     from pinyon.app.fit import sizes_here  # noqa: PLC0415
     from pinyon.app.verdict import verdict  # noqa: PLC0415
+    from pinyon.models import catalog  # noqa: PLC0415
+    from pinyon.models.catalog_headers import catalog_header  # noqa: PLC0415
     from pinyon.models.split_files import headers_of  # noqa: PLC0415
     from pinyon.models.store import Store  # noqa: PLC0415
 
-    record = Store(folders.models).resolve(model)
-    headers = headers_of(record.path)
-    return verdict(record.name, headers, sizes_here(headers), here, wish)
+    store, entry = Store(folders.models), catalog.find(model)
+    if entry is not None and not store.knows(model) and not Path(model).exists():
+        name, headers = entry.name, (catalog_header(entry),)
+    else:
+        record = store.resolve(model)
+        name, headers = record.name, headers_of(record.path)
+    return verdict(name, headers, sizes_here(headers), here, wish)
 
 
 def _of_the_hub(model: str, here: "Here", wish: "Wish") -> list["Verdict"]:
