@@ -18,7 +18,17 @@ from textual.widgets import Button, DataTable, ProgressBar, Static
 from pinyon.app.errors import AppError
 from pinyon.app.tui import amounts
 from pinyon.app.tui.model_rows import ModelRow
-from pinyon.app.tui.model_verdict import KV_TYPES, TITLES, Judged, cells, context_for, contexts, judged, verdict_lines
+from pinyon.app.tui.model_verdict import (
+    KV_TYPES,
+    TITLES,
+    Judged,
+    cells,
+    context_for,
+    contexts,
+    judged,
+    verdict_lines,
+    words_to_begin_with,
+)
 from pinyon.app.tui.safe_text import one_line, safe_text
 from pinyon.app.verdict import Here
 from pinyon.engine.errors import EngineError
@@ -155,7 +165,8 @@ class ModelPicker(ModalScreen[str | None]):
 
     def _show_verdict(self) -> None:
         row = self._chosen()
-        lines = [] if row is None else verdict_lines(self._judged(row))
+        words = words_to_begin_with(map(self._judged, self._rows))
+        lines = [] if row is None else verdict_lines(self._judged(row), words.get(row.name, ""))
         self._verdict.update(Content("\n".join(map(one_line, lines))))
 
     def _show_keys(self) -> None:

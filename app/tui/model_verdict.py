@@ -1,12 +1,15 @@
 """What the model picker says of a model: its row in the table, and below the table the verdict in whole."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from pinyon.app.first_offer import suggestions
 from pinyon.app.memory_bar import LEGEND, bar_text, memory_bar
 from pinyon.app.tui import amounts
 from pinyon.app.tui.model_rows import ModelRow
 from pinyon.app.verdict import DeviceShare, Here, Verdict, size_text, verdict
+from pinyon.models import catalog
 from pinyon.models.memory.fit import Wish
 from pinyon.models.memory.kv import KvType, possible_types
 
@@ -63,12 +66,16 @@ def cells(judged: Judged, *, is_current: bool) -> tuple[str, ...]:
     )
 
 
-def verdict_lines(judged: Judged) -> list[str]:
-    """Return what there is to say of a model's fit, quality and speed; nothing where it could not be judged."""
+def verdict_lines(judged: Judged, word: str = "") -> list[str]:
+    """Return what there is to say of a model's fit, quality and speed; nothing where it could not be judged.
+
+    `word` is what the first run would offer it with.
+    """
     found = judged.verdict
     if found is None:
         return []
     lines = [
+        f"to begin with: {word}" if word else "",
         *(_device_line(share) for share in found.devices),
         LEGEND,
         _fit_line(found),
@@ -78,6 +85,18 @@ def verdict_lines(judged: Judged) -> list[str]:
         found.faster,
     ]
     return [line for line in lines if line]
+
+
+def words_to_begin_with(models: Iterable[Judged]) -> dict[str, str]:
+    """Return, where no model is here, a word for each of the few that the first run would offer, by name."""
+    found = []
+    for each in models:
+        if each.row.is_here:
+            return {}
+        entry = catalog.find(each.row.name)
+        if each.verdict is not None and entry is not None and entry.chats:
+            found.append(each.verdict)
+    return {each.name: word for word, each in suggestions(found)}
 
 
 def _fit_line(found: Verdict) -> str:

@@ -7,7 +7,7 @@ import pytest
 from pinyon.app.fit import sizes_here
 from pinyon.app.memory_bar import LEGEND
 from pinyon.app.tui.model_rows import ModelRow
-from pinyon.app.tui.model_verdict import cells, context_for, contexts, judged, verdict_lines
+from pinyon.app.tui.model_verdict import cells, context_for, contexts, judged, verdict_lines, words_to_begin_with
 from pinyon.app.verdict import Here
 from pinyon.models import catalog
 from pinyon.models.catalog_headers import catalog_header
@@ -110,3 +110,17 @@ def test_the_contexts_to_choose_from():
     assert contexts(rows, None) == [None, 4096, 8192]
     assert contexts([*rows, row_of("qwen2.5-coder:0.5b")], 10_000) == [None, 4096, 8192, 10_000, 16_384, 32_768]
     assert contexts([], None) == [None]
+
+
+def test_where_no_model_is_here_some_have_a_word_to_begin_with():
+    rows = [row_of(entry.name, is_here=False) for entry in catalog.CATALOG]
+    assert words_to_begin_with(judged(row, LARGE, Wish()) for row in rows) == {
+        "smollm2": "small and instant",
+        "qwen2.5-coder:0.5b": "balanced",
+        "qwen2.5-coder:1.5b": "best that fits",
+    }
+    assert words_to_begin_with(judged(row, SMALL, Wish()) for row in rows) == {"smollm2": "small and instant"}
+    assert words_to_begin_with(judged(row, None, Wish()) for row in rows) == {}
+    here = [row_of("gemma3:270m"), *rows]
+    assert words_to_begin_with(judged(row, LARGE, Wish()) for row in here) == {}
+    assert verdict_lines(judged(rows[0], LARGE, Wish()), "balanced")[0] == "to begin with: balanced"

@@ -156,6 +156,17 @@ async def test_a_model_that_cannot_be_loaded_leaves_the_one_before(make_talk):
     assert talk.backend.loads == ["first", "other", "large", "first"]
 
 
+async def test_a_context_that_was_loaded_is_the_one_from_then_on(make_talk):
+    talk = make_talk()
+    await talk.dialogue.load("first", 8192, lambda _fraction: None)
+    talk.backend._load_errors.append(ModelNotFoundError("no such model"))
+    with pytest.raises(ModelNotFoundError):
+        await talk.dialogue.load("other", 4096, lambda _fraction: None)
+    assert talk.dialogue.context == 8192
+    await talk.says("one")
+    assert talk.backend.contexts == [8192, 4096, 8192]
+
+
 async def test_a_model_is_not_changed_under_an_answer(make_talk):
     talk = make_talk("A long answer that goes on.")
     talk.dialogue.say(Draft("one"))
