@@ -98,7 +98,7 @@ class ModelPicker(ModalScreen[str | None]):
         self._wish = wish
         self._current = current
         self._here: Here | None = None
-        self._rows: list[ModelRow] = []
+        self._models: list[Judged] = []
         self._table: DataTable[Text] = DataTable(cursor_type="row")
         self._note = Static()
         self._verdict = Static()
@@ -129,44 +129,45 @@ class ModelPicker(ModalScreen[str | None]):
     @work(exclusive=True, group="rows")
     async def _list_rows(self, focused: str | None) -> None:
         """List the models anew, each as it is known, with the cursor on one of them unless it is moved meanwhile."""
+        self.workers.cancel_group(self, "verdicts")
         self._table.clear()
-        self._rows.clear()
+        self._models.clear()
         try:
             rows = self._read_rows()
             while (row := await asyncio.to_thread(next, rows, None)) is not None:
-                self._rows.append(row)
-                self._table.add_row(*self._cells(row), key=row.name)
+                self._models.append(Judged(row))
+                self._table.add_row(*self._cells(self._models[-1]), key=row.name)
                 if row.name == focused and self._table.cursor_row == 0:
-                    self._table.move_cursor(row=len(self._rows) - 1)
+                    self._table.move_cursor(row=len(self._models) - 1)
         except (AppError, ModelError) as error:
             self._say(str(error))
-        self._show_keys()
+        self._judge()
 
     @work(exclusive=True, group="here")
     async def _look_around(self) -> None:
         self._here = await asyncio.to_thread(self._look)
         self._judge()
 
-    def _judge(self) -> None:
-        """Show the verdicts by what is wished now."""
-        for row in self._rows:
-            for title, cell in zip(TITLES, self._cells(row), strict=True):
-                self._table.update_cell(row.name, title, cell, update_width=True)
-        self._show_verdict()
+    @work(exclusive=True, group="verdicts")
+    async def _judge(self) -> None:
+        """Show the verdicts by what is wished now. Models of very many layers take their time."""
         self._show_keys()
+        for at, model in enumerate(self._models):
+            self._models[at] = found = await asyncio.to_thread(judged, model.row, self._here, self._wish)
+            for title, cell in zip(TITLES, self._cells(found), strict=True):
+                self._table.update_cell(model.row.name, title, cell, update_width=True)
+            if at == self._table.cursor_row:
+                self._show_verdict()
+        self._show_verdict()
 
-    def _judged(self, row: ModelRow) -> Judged:
-        return judged(row, self._here, self._wish)
-
-    def _cells(self, row: ModelRow) -> tuple[Text, ...]:
-        style = "" if row.is_here else "dim"
-        texts = cells(self._judged(row), is_current=row.name == self._current)
+    def _cells(self, model: Judged) -> tuple[Text, ...]:
+        style = "" if model.row.is_here else "dim"
+        texts = cells(model, is_current=model.row.name == self._current)
         return tuple(Text(one_line(text), style) for text in texts)
 
     def _show_verdict(self) -> None:
-        row = self._chosen()
-        words = words_to_begin_with(map(self._judged, self._rows))
-        lines = [] if row is None else verdict_lines(self._judged(row), words.get(row.name, ""))
+        model, words = self._chosen(), words_to_begin_with(self._models)
+        lines = [] if model is None else verdict_lines(model, words.get(model.row.name, ""))
         self._verdict.update(Content("\n".join(map(one_line, lines))))
 
     def _show_keys(self) -> None:
@@ -177,7 +178,7 @@ class ModelPicker(ModalScreen[str | None]):
 
     def action_context(self, step: int) -> None:
         """Judge by, and load with, the next smaller or larger context."""
-        steps = contexts(self._rows, self._wished)
+        steps = contexts([model.row for model in self._models], self._wished)
         at = steps.index(self._wish.context_tokens) + step if self._wish.context_tokens in steps else 0
         self._wish = replace(self._wish, context_tokens=steps[max(0, min(at, len(steps) - 1))])
         self._judge()
@@ -206,8 +207,8 @@ class ModelPicker(ModalScreen[str | None]):
 
     def on_data_table_row_highlighted(self) -> None:
         self._show_verdict()
-        if self._stop is None and (row := self._chosen()) is not None:
-            self._say(row.note)
+        if self._stop is None and (model := self._chosen()) is not None:
+            self._say(model.row.note)
 
     def on_data_table_row_selected(self) -> None:
         self._take()
@@ -223,13 +224,13 @@ class ModelPicker(ModalScreen[str | None]):
         if not self._cancel():
             self.dismiss(None)
 
-    def _chosen(self) -> ModelRow | None:
+    def _chosen(self) -> Judged | None:
         at = self._table.cursor_row
-        return self._rows[at] if 0 <= at < len(self._rows) else None
+        return self._models[at] if 0 <= at < len(self._models) else None
 
     def _take(self) -> None:
-        if self._stop is None and (row := self._chosen()) is not None:
-            self._fetch_and_load(row)
+        if self._stop is None and (model := self._chosen()) is not None:
+            self._fetch_and_load(model.row)
 
     @work
     async def _fetch_and_load(self, row: ModelRow) -> None:

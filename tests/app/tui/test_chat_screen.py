@@ -801,7 +801,7 @@ async def test_leaving_while_a_model_is_fetched_keeps_what_came_for_the_next_tim
     chat = FakeChat(tmp_path, says("Aye."))
     async with running(chat):
         await chat.types("/model")
-        await chat.until(lambda: isinstance(chat.app.screen, ModelPicker) and chat.app.screen._rows)
+        await chat.until(lambda: isinstance(chat.app.screen, ModelPicker) and chat.app.screen._models)
         await chat.pilot.press("enter")
         await chat.until(lambda: stalled)
         await chat.pilot.press("ctrl+q")
@@ -810,7 +810,7 @@ async def test_leaving_while_a_model_is_fetched_keeps_what_came_for_the_next_tim
     again = FakeChat(tmp_path, says("Aye."))
     async with running(again):
         await again.types("/model")
-        await again.until(lambda: isinstance(again.app.screen, ModelPicker) and again.app.screen._rows)
+        await again.until(lambda: isinstance(again.app.screen, ModelPicker) and again.app.screen._models)
         await again.pilot.press("enter")
         await again.until(lambda: again.dialogue.wanted == "fetched")
     assert asked == ["first", "second", "second"]

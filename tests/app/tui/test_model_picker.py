@@ -9,8 +9,10 @@ from textual.widgets import DataTable, ProgressBar, Static
 
 from pinyon.app.errors import MeasuringError, ModelSlotError
 from pinyon.app.fit import sizes_here
+from pinyon.app.tui import model_picker
 from pinyon.app.tui.model_picker import ModelPicker
 from pinyon.app.tui.model_rows import ModelRow
+from pinyon.app.tui.model_verdict import Judged, judged
 from pinyon.app.verdict import Here
 from pinyon.models import catalog
 from pinyon.models.catalog_headers import catalog_header
@@ -349,6 +351,29 @@ async def test_rows_appear_as_they_are_known_and_it_can_be_left_meanwhile() -> N
         await pilot.press("escape")
         await app.until(pilot, lambda: app.results == [None])
         may_go_on.set()
+
+
+async def test_what_is_fetched_while_others_are_judged_is_listed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, begun = threading.Event(), threading.Event()
+
+    def slow(row: ModelRow, here: Here | None, wish: Wish) -> Judged:
+        if row.name == "large" and here is not None:
+            begun.set()
+            go_on.wait(5)
+        return judged(row, here, wish)
+
+    monkeypatch.setattr(model_picker, "judged", slow)
+    app = Chat(Machine(LARGE, known("smollm2")))
+    app.machine.arrived.set()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await app.until(pilot, begun.is_set)
+        app.machine.rows = [ModelRow("large", True, 1)]
+        await pilot.press("enter")
+        await app.until(pilot, lambda: app.note == "loading large")
+        go_on.set()
+        await app.until(pilot, lambda: [row[:2] for row in app.table()] == [["large", "here"]])
+        app.machine.may_load.set()
+        await app.until(pilot, lambda: app.results == ["large"])
 
 
 async def test_nothing_that_is_needed_is_cut_on_a_small_terminal() -> None:
