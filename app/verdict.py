@@ -6,10 +6,15 @@ from typing import Final
 
 import msgspec
 
-from pinyon.app.fit import layout
+from pinyon.app.devices import chosen_cores, gpus_here
+from pinyon.app.fit import budget, layout
+from pinyon.app.machine_speed import stored_speed
+from pinyon.app.settings import Folders, Settings
 from pinyon.models.gguf_header import GgufHeader
+from pinyon.models.machine.ram import read_ram
 from pinyon.models.machine.weight_speed import WeightSpeed
 from pinyon.models.memory.fit import Budget, Fit, Wish, fit, largest_context
+from pinyon.models.memory.kv import KvType
 from pinyon.models.memory.plan import RAM, DeviceNeed
 from pinyon.models.memory.sizes import ModelSizes, with_weights
 from pinyon.models.quant_quality import bits_per_weight, expected_loss_nats, loss_text, main_type, mix_name
@@ -62,6 +67,17 @@ class Here:
 
     budget: Budget
     speed: WeightSpeed | None = None
+
+
+def here_now(folders: Folders, settings: Settings) -> Here:
+    """Return what this machine has to offer now; takes half a second where there are drivers of GPUs to start."""
+    return Here(budget(settings, read_ram(), gpus_here()), stored_speed(folders, chosen_cores(settings).threads))
+
+
+def settled_wish(settings: Settings, context: int | None = None, kv_type: str | None = None) -> Wish:
+    """Return what is asked for where the settings have a say, too."""
+    kind = kv_type or settings.kv_type
+    return Wish(context or settings.context, None if kind is None else KvType(kind), settings.gpu_layers)
 
 
 def verdict(name: str, headers: Sequence[GgufHeader], sizes: ModelSizes, here: Here, wish: Wish) -> Verdict:
@@ -162,13 +178,14 @@ def remedy(found: Fit, budget: Budget, bits: float | None = None) -> str:
     if found.fits:
         return ""
     needs = found.plan.ram
-    text = f"needs {_size(needs.total_bytes)}, {_size(budget.ram_bytes)} are free for it"
+    text = f"needs {size_text(needs.total_bytes)}, {size_text(budget.ram_bytes)} are free for it"
     over = dict(found.lacking).get(RAM, 0)
     room = needs.weights_bytes - over
     if bits is None or room <= 0:
-        return f"{text}: {_size(over)} more would have to be free"
+        return f"{text}: {size_text(over)} more would have to be free"
     return f"{text}: at most {bits * room / needs.weights_bytes:.1f} bits per weight would fit"
 
 
-def _size(size_bytes: int) -> str:
+def size_text(size_bytes: int) -> str:
+    """Return bytes in binary units, as memory is counted."""
     return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes / MIB:.0f} MiB"

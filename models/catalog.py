@@ -23,7 +23,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """A model that can be fetched: the parts, one after the other, are the GGUF file of that size and digest."""
+    """A model that can be fetched: the parts, one after the other, are the GGUF file of that size and digest.
+
+    What does not chat has no template and only continues text.
+    """
 
     name: str
     aliases: tuple[str, ...]
@@ -34,6 +37,7 @@ class CatalogEntry:
     size_bytes: int
     parts: tuple[Part, ...]
     note: str
+    chats: bool = True
 
     @property
     def slug(self) -> str:
@@ -130,6 +134,7 @@ CATALOG = (
             first=0,
         ),
         note="base model, no chat template: it continues text",
+        chats=False,
     ),
 )
 

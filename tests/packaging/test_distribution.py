@@ -99,7 +99,7 @@ def wheel_files(wheel: Path) -> set[str]:
 def test_the_wheel_holds_the_package_alone(build_tree):
     wheel = build(build_tree, "wheel")
     assert wheel_files(wheel) == package_files(ROOT)
-    assert {"pinyon/py.typed", "pinyon/app/tui/chat.tcss"} <= wheel_files(wheel)
+    assert {"pinyon/py.typed", "pinyon/app/tui/chat.tcss", "pinyon/models/catalog_headers.json"} <= wheel_files(wheel)
     metadata = {name.partition(".dist-info/")[2] for name in zipfile.ZipFile(wheel).namelist()} - {""}
     assert metadata == {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}
 

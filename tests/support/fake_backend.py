@@ -37,6 +37,7 @@ class FakeBackend:
         self.url: str | None = None
         self.model: ChatModel | None = None
         self.loads: list[str | None] = []
+        self.contexts: list[int | None] = []
         self.forgotten: list[str] = []
         self.ready = asyncio.Event()
         self.ready.set()
@@ -50,6 +51,7 @@ class FakeBackend:
         on_progress: Callable[[float], None] = lambda _: None,
     ) -> ChatModel:
         self.loads.append(model)
+        self.contexts.append(context_tokens)
         on_progress(0.5)
         await self.ready.wait()
         if self._load_errors:

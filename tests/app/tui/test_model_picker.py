@@ -1,19 +1,44 @@
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import DataTable, ProgressBar, Static
 
-from pinyon.app.errors import ModelSlotError
+from pinyon.app.errors import MeasuringError, ModelSlotError
+from pinyon.app.fit import sizes_here
+from pinyon.app.tui import model_picker
 from pinyon.app.tui.model_picker import ModelPicker
 from pinyon.app.tui.model_rows import ModelRow
+from pinyon.app.tui.model_verdict import Judged, judged
+from pinyon.app.verdict import Here
+from pinyon.models import catalog
+from pinyon.models.catalog_headers import catalog_header
 from pinyon.models.errors import DownloadError
+from pinyon.models.machine.weight_speed import ROWS, WEIGHT_TYPES, Computer, WeightSpeed
+from pinyon.models.memory.fit import Budget, Wish
 
-SMALL = ModelRow("small", True, 98_362_432, "Q4_1", 8192, 91.4, note="quick")
-ODD = ModelRow("m[/bad]\x1b[2J", True, 1_117_320_768, "Q4_K", None, None, note="[@click=app.quit]x[/] [")
+GIB = 1 << 30
+ANY = Wish()
+COSTS = tuple(1e-11 * rows**0.5 for rows in ROWS)
+SPEED = WeightSpeed(
+    Computer("b", 2, "c"), ROWS, (1e-6,) * len(ROWS), (0.0,) * len(ROWS), dict.fromkeys(WEIGHT_TYPES, COSTS)
+)
+
+
+def known(name: str, **changes: object) -> ModelRow:
+    """A row of a model of the catalogue, with its real header."""
+    entry = catalog.find(name)
+    assert entry is not None
+    headers = (catalog_header(entry),)
+    about = {"is_here": True, "note": entry.note, "headers": headers, "sizes": sizes_here(headers), **changes}
+    return ModelRow(entry.name, size_bytes=entry.size_bytes, quantization=entry.quantization, **about)
+
+
+SMALL = ModelRow("small", True, 98_362_432, "Q4_1", 91.4, note="quick")
+ODD = ModelRow("m[/bad]\x1b[2J", True, 1_117_320_768, "Q4_K", note="[@click=app.quit]x[/] [")
 LARGE = ModelRow("large", False, 491_400_064, "Q4_K_M", note="code")
 
 
@@ -26,6 +51,19 @@ class Machine:
         self.loaded: list[str] = []
         self.refusal: Exception | None = None
         self.arrived, self.stopped = threading.Event(), threading.Event()
+        self.here = Here(Budget(GIB))
+        self.contexts: list[int | None] = []
+        self.may_measure = asyncio.Event()
+
+    def look(self) -> Here:
+        return self.here
+
+    async def measure(self, on_progress: Callable[[float], None]) -> None:
+        on_progress(0.75)
+        if self.refusal is not None:
+            raise self.refusal
+        await self.may_measure.wait()
+        self.here = Here(self.here.budget, SPEED)
 
     def pull(self, name: str, on_progress: Callable[[float], None], cancelled: Callable[[], bool]) -> None:
         on_progress(0.5)
@@ -37,19 +75,28 @@ class Machine:
                 raise DownloadError("stopped: it goes on from the last finished part")
         self.rows = [ModelRow(name, True, row.size_bytes) if row.name == name else row for row in self.rows]
 
-    async def load(self, name: str, on_progress: Callable[[float], None]) -> None:
+    async def load(self, name: str, context: int | None, on_progress: Callable[[float], None]) -> None:
         on_progress(0.25)
         if self.refusal is not None:
             raise self.refusal
         await self.may_load.wait()
         self.loaded.append(name)
+        self.contexts.append(context)
 
 
 class Chat(App[None]):
-    def __init__(self, machine: Machine, current: str | None = None) -> None:
+    def __init__(self, machine: Machine, current: str | None = None, wish: Wish = ANY) -> None:
         super().__init__()
         self.machine = machine
-        self.picker = ModelPicker(lambda: machine.rows, machine.pull, machine.load, current=current)
+        self.picker = ModelPicker(
+            lambda: iter(machine.rows),
+            machine.look,
+            machine.pull,
+            machine.load,
+            machine.measure,
+            wish=wish,
+            current=current,
+        )
         self.results: list[str | None] = []
 
     def on_mount(self) -> None:
@@ -58,6 +105,14 @@ class Chat(App[None]):
     @property
     def note(self) -> str:
         return str(self.picker.query_one(Static).render())
+
+    @property
+    def verdict(self) -> list[str]:
+        return str(list(self.picker.query(Static))[1].render()).split("\n")
+
+    @property
+    def keys(self) -> str:
+        return str(list(self.picker.query(Static))[2].render())
 
     def table(self) -> list[list[str]]:
         table = self.picker.query_one(DataTable)
@@ -74,21 +129,14 @@ class Chat(App[None]):
 async def test_what_the_table_says() -> None:
     app = Chat(Machine(SMALL, ODD, LARGE), current="small")
     async with app.run_test(size=(80, 24)) as pilot:
-        await app.until(pilot, lambda: app.note == "quick")
+        await app.until(pilot, lambda: app.note == "quick" and len(app.table()) == 3)
         assert app.table() == [
-            ["small", "in use", "98 MB", "Q4_1", "8,192", "91.4 tok/s"],
-            ["m[/bad][2J", "here", "1.1 GB", "Q4_K", "", ""],
-            ["large", "to fetch", "491 MB", "Q4_K_M", "", ""],
+            ["small", "in use", "98 MB", "Q4_1", "", "", "91"],
+            ["m[/bad][2J", "here", "1.1 GB", "Q4_K", "", "", ""],
+            ["large", "fetch", "491 MB", "Q4_K_M", "", "", ""],
         ]
         await pilot.press("down")
         await app.until(pilot, lambda: app.note == "[@click=app.quit]x[/] [")
-
-
-async def test_the_memory_column_comes_with_the_first_verdict() -> None:
-    app = Chat(Machine(SMALL, ModelRow("huge", True, 1, memory="too large")))
-    async with app.run_test(size=(80, 24)) as pilot:
-        await app.until(pilot, lambda: len(app.table()) == 2)
-        assert [row[-1] for row in app.table()] == ["", "too large"]
 
 
 async def test_the_current_model_is_under_the_cursor() -> None:
@@ -170,6 +218,8 @@ async def test_the_mouse_takes_and_leaves() -> None:
     app.machine.may_load.set()
     async with app.run_test(size=(80, 24)) as pilot:
         await app.until(pilot, lambda: len(app.table()) == 2)
+        await app.until(pilot, lambda: app.keys != "")
+        await pilot.pause()
         await pilot.click(DataTable, offset=(2, 2))
         await app.until(pilot, lambda: app.picker.query_one(DataTable).cursor_row == 1)
         await pilot.click("#use")
@@ -200,13 +250,141 @@ async def test_leaving_the_program_stops_a_load() -> None:
 
 
 async def test_folders_that_cannot_be_read_are_told() -> None:
-    def unreadable() -> list[ModelRow]:
+    def unreadable() -> Iterator[ModelRow]:
         raise DownloadError("the folder cannot be read")
+        yield
 
     machine = Machine()
     app = Chat(machine)
-    app.picker = ModelPicker(unreadable, machine.pull, machine.load)
+    app.picker = ModelPicker(unreadable, machine.look, machine.pull, machine.load, machine.measure)
     async with app.run_test(size=(80, 24)) as pilot:
         await app.until(pilot, lambda: app.note == "the folder cannot be read")
         await pilot.click("#leave")
         await app.until(pilot, lambda: app.results == [None])
+
+
+async def test_rows_are_judged_and_repriced_by_context() -> None:
+    app = Chat(Machine(known("smollm2", tokens_per_s=91.4), known("qwen2.5-coder:1.5b"), ODD))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await app.until(pilot, lambda: len(app.table()) == 3 and app.table()[0][4] != "")
+        assert [row[4:] for row in app.table()] == [
+            ["█▓▒░░░░░", "8,192", "91"],
+            ["██████!!", "no fit", ""],
+            ["", "", ""],
+        ]
+        assert app.verdict[2] == "fits with 8,192 tokens of context, KV in f16"
+        await pilot.press("right_square_bracket")
+        await app.until(pilot, lambda: app.table()[0][5] == "4,096")
+        assert app.keys.startswith("[ ] context: 4,096 ")
+        await pilot.press("down")
+        await app.until(
+            pilot, lambda: app.verdict[2].startswith("does not fit: needs 1.3 GiB, 1.0 GiB are free for it")
+        )
+        await pilot.press("left_square_bracket", "left_square_bracket", "up")
+        await app.until(pilot, lambda: app.table()[0][5] == "8,192")
+        assert app.keys.startswith("[ ] context: what suits ")
+
+
+async def test_the_types_of_kv_are_compared() -> None:
+    app = Chat(Machine(known("smollm2")))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await app.until(pilot, lambda: len(app.verdict) > 2)
+        for kind in ("f16", "q8_0", "q4_0"):
+            await pilot.press("k")
+            await app.until(pilot, lambda kind=kind: f"k KV: {kind}, to compare" in app.keys)
+            assert app.verdict[2] == f"fits with 8,192 tokens of context, KV in {kind}"
+        await pilot.press("k")
+        await pilot.pause()
+        assert "k KV: what suits" in app.keys
+
+
+async def test_the_chosen_context_is_loaded_up_to_what_the_model_was_trained_for() -> None:
+    app = Chat(Machine(known("smollm2"), known("gemma3:270m")), wish=Wish(16_384))
+    app.machine.may_load.set()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await app.until(pilot, lambda: len(app.verdict) > 2)
+        await pilot.press("right_square_bracket", "enter")  # 32,768
+        await app.until(pilot, lambda: app.results == ["smollm2"])
+    assert app.machine.contexts == [8_192]
+
+
+async def test_speeds_are_measured_on_the_spot() -> None:
+    app = Chat(Machine(known("smollm2")))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await app.until(pilot, lambda: app.verdict[-1].startswith("to predict speeds"))
+        await pilot.press("m")
+        await app.until(pilot, lambda: app.note == "measuring how fast weights are here")
+        await app.until(pilot, lambda: app.picker.query_one(ProgressBar).progress == 0.75)
+        await pilot.press("escape")
+        await app.until(pilot, lambda: app.note == "stopped measuring how fast weights are here")
+        app.machine.may_measure.set()
+        await pilot.press("m")
+        await app.until(pilot, lambda: app.verdict[-1].startswith("predicted "))
+        assert app.table()[0][6].startswith("~")
+        assert app.results == []
+
+
+@pytest.mark.parametrize("refusal", [MeasuringError("it [/x] died"), OSError("it [/x] died")])
+async def test_what_cannot_be_measured_is_told(refusal: Exception) -> None:
+    app = Chat(Machine(known("smollm2")))
+    app.machine.refusal = refusal
+    async with app.run_test(size=(80, 24)) as pilot:
+        await app.until(pilot, lambda: len(app.table()) == 1)
+        await pilot.press("m")
+        await app.until(pilot, lambda: app.note == "it [/x] died")
+        assert not app.picker.has_class("-busy")
+
+
+async def test_rows_appear_as_they_are_known_and_it_can_be_left_meanwhile() -> None:
+    may_go_on = threading.Event()
+
+    def slow() -> Iterator[ModelRow]:
+        yield SMALL
+        may_go_on.wait(5)
+        yield ODD
+
+    machine = Machine()
+    app = Chat(machine)
+    app.picker = ModelPicker(slow, machine.look, machine.pull, machine.load, machine.measure)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await app.until(pilot, lambda: len(app.table()) == 1)
+        await pilot.press("escape")
+        await app.until(pilot, lambda: app.results == [None])
+        may_go_on.set()
+
+
+async def test_what_is_fetched_while_others_are_judged_is_listed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, begun = threading.Event(), threading.Event()
+
+    def slow(row: ModelRow, here: Here | None, wish: Wish) -> Judged:
+        if row.name == "large" and here is not None:
+            begun.set()
+            go_on.wait(5)
+        return judged(row, here, wish)
+
+    monkeypatch.setattr(model_picker, "judged", slow)
+    app = Chat(Machine(LARGE, known("smollm2")))
+    app.machine.arrived.set()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await app.until(pilot, begun.is_set)
+        app.machine.rows = [ModelRow("large", True, 1)]
+        await pilot.press("enter")
+        await app.until(pilot, lambda: app.note == "loading large")
+        go_on.set()
+        await app.until(pilot, lambda: [row[:2] for row in app.table()] == [["large", "here"]])
+        app.machine.may_load.set()
+        await app.until(pilot, lambda: app.results == ["large"])
+
+
+async def test_nothing_that_is_needed_is_cut_on_a_small_terminal() -> None:
+    rows = [known(name, tokens_per_s=9.5) for name in ("smollm2", "gemma3:270m", "qwen2.5-coder:0.5b")]
+    app = Chat(Machine(*rows, known("qwen2.5-coder:1.5b", is_here=False)))
+    app.machine.here = Here(Budget(GIB), SPEED)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await app.until(pilot, lambda: len(app.table()) == 4 and len(app.verdict) > 4)
+        table = app.picker.query_one(DataTable)
+        assert table.max_scroll_x == 0
+        box = app.picker.query_one("Vertical")
+        await pilot.press("down", "down", "down")
+        await pilot.pause()
+        assert box.max_scroll_y == 0

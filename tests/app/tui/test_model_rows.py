@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_with_nothing_here_the_catalogue_smallest_first(store: Store, history: History) -> None:
-    rows = model_rows(store, history)
+    rows = list(model_rows(store, history))
     assert [row.name for row in rows] == ["smollm2", "gemma3:270m", "qwen2.5-coder:0.5b", "qwen2.5-coder:1.5b"]
     assert rows[0] == ModelRow(
         "smollm2",
@@ -56,16 +56,17 @@ def test_what_is_here_comes_first_with_its_measured_speed(store: Store, history:
     for speed in (20.0, 40.0, 1000.0):
         answer(history, "zoo", speed)
     answer(history, "smollm2", 80.0)
-    rows = model_rows(store, history)
+    rows = list(model_rows(store, history))
     assert rows[0] == ModelRow(
         "zoo",
         is_here=True,
         size_bytes=file.stat().st_size,
         quantization="F32",
-        context_tokens=CONTEXT,
         tokens_per_s=40.0,
         note="tiny",
     )
+    assert rows[0].sizes is not None
+    assert rows[0].sizes.trained_context == CONTEXT
     assert (rows[1].name, rows[1].tokens_per_s) == ("smollm2", 80.0)
 
 
@@ -106,7 +107,7 @@ def test_a_pulled_model_is_here_with_the_catalogues_words(
     monkeypatch.setattr(subject, "fetch", fetch)
     fractions: list[float] = []
     pull(store, "SmolLM2:latest", fractions.append, lambda: False)
-    row = model_rows(store, history)[0]
+    row = next(model_rows(store, history))
     entry = catalog.find("smollm2")
     assert entry is not None
     assert (row.name, row.is_here, row.quantization, row.note) == ("smollm2", True, "Q4_1", entry.note)

@@ -142,12 +142,12 @@ async def test_another_model_is_loaded_for_the_next_answer(make_talk):
 
 async def test_a_model_that_cannot_be_loaded_leaves_the_one_before(make_talk):
     talk = make_talk()
-    await talk.dialogue.load("first", lambda _fraction: None)
+    await talk.dialogue.load("first", None, lambda _fraction: None)
     talk.backend._load_errors.append(ModelNotFoundError("no such model"))
     with pytest.raises(ModelNotFoundError):
-        await talk.dialogue.load("other", lambda _fraction: None)
+        await talk.dialogue.load("other", None, lambda _fraction: None)
     talk.backend.ready.clear()
-    loading = asyncio.create_task(talk.dialogue.load("large", lambda _fraction: None))
+    loading = asyncio.create_task(talk.dialogue.load("large", None, lambda _fraction: None))
     await asyncio.sleep(0)
     loading.cancel()
     await asyncio.wait((loading,))
@@ -156,12 +156,23 @@ async def test_a_model_that_cannot_be_loaded_leaves_the_one_before(make_talk):
     assert talk.backend.loads == ["first", "other", "large", "first"]
 
 
+async def test_a_context_that_was_loaded_is_the_one_from_then_on(make_talk):
+    talk = make_talk()
+    await talk.dialogue.load("first", 8192, lambda _fraction: None)
+    talk.backend._load_errors.append(ModelNotFoundError("no such model"))
+    with pytest.raises(ModelNotFoundError):
+        await talk.dialogue.load("other", 4096, lambda _fraction: None)
+    assert talk.dialogue.context == 8192
+    await talk.says("one")
+    assert talk.backend.contexts == [8192, 4096, 8192]
+
+
 async def test_a_model_is_not_changed_under_an_answer(make_talk):
     talk = make_talk("A long answer that goes on.")
     talk.dialogue.say(Draft("one"))
     await talk.listener.on_text.wait()
     with pytest.raises(UsageError, match="stop it"):
-        await talk.dialogue.load("other", lambda _fraction: None)
+        await talk.dialogue.load("other", None, lambda _fraction: None)
 
 
 async def test_after_an_engine_has_died_the_model_is_loaded_again(make_talk):
