@@ -354,7 +354,7 @@ async def test_rows_appear_as_they_are_known_and_it_can_be_left_meanwhile() -> N
 
 
 async def test_what_is_fetched_while_others_are_judged_is_listed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on, begun = threading.Event(), threading.Event()
+    go_on, begun, may_list = threading.Event(), threading.Event(), threading.Event()
 
     def slow(row: ModelRow, here: Here | None, wish: Wish) -> Judged:
         if row.name == "large" and here is not None:
@@ -362,18 +362,35 @@ async def test_what_is_fetched_while_others_are_judged_is_listed_anew(monkeypatc
             go_on.wait(5)
         return judged(row, here, wish)
 
+    def rows() -> Iterator[ModelRow]:
+        if machine.arrived.is_set():
+            may_list.wait(5)
+        yield from machine.rows
+
     monkeypatch.setattr(model_picker, "judged", slow)
-    app = Chat(Machine(LARGE, known("smollm2")))
-    app.machine.arrived.set()
+    machine = Machine(LARGE, known("smollm2"))
+    app = Chat(machine)
+    app.picker = ModelPicker(rows, machine.look, machine.pull, machine.load, machine.measure)
     async with app.run_test(size=(80, 24)) as pilot:
         await app.until(pilot, begun.is_set)
-        app.machine.rows = [ModelRow("large", True, 1)]
+        machine.rows = [ModelRow("large", True, 1)]
+        machine.arrived.set()
         await pilot.press("enter")
         await app.until(pilot, lambda: app.note == "loading large")
         go_on.set()
+        await pilot.pause(0.05)
+        may_list.set()
         await app.until(pilot, lambda: [row[:2] for row in app.table()] == [["large", "here"]])
-        app.machine.may_load.set()
+        machine.may_load.set()
         await app.until(pilot, lambda: app.results == ["large"])
+
+
+async def test_names_of_devices_are_shown_literally() -> None:
+    app = Chat(Machine(known("smollm2")))
+    app.machine.here = Here(Budget(GIB, (("[b]GPU[/]\x1b[2J\n0", GIB),)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await app.until(pilot, lambda: len(app.verdict) > 2)
+        assert app.verdict[1].startswith("[b]GPU[/][2J 0 ")
 
 
 async def test_nothing_that_is_needed_is_cut_on_a_small_terminal() -> None:
