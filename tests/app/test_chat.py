@@ -187,7 +187,7 @@ def test_leaving_while_a_model_is_fetched(home, tiny):
         with terminal([*PINYON, "chat"], {**kept, **pip}) as shown:
             shown.waits_for(PROMPT)
             shown.types(b"/model\r")
-            shown.waits_for(b"to fetch")
+            shown.waits_for(b"fetch")
             shown.types(b"\x1b[B\r")
             index.settimeout(60)
             request, _ = index.accept()

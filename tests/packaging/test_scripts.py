@@ -162,7 +162,7 @@ def test_without_the_index_variable_what_is_installed_stays(project, first_run):
 
 def test_the_tests_run_in_the_same_environment(project, first_run):
     tests = project.run("test.sh", "-k", "this one")
-    assert tests.stdout == f"{project.root}|-k|this one|\n"
+    assert tests.stdout == f"{project.root}|-n|2|--dist|worksteal|-k|this one|\n"
     assert "making .venv" not in tests.stderr
     assert project.run("test.sh").stderr == ""
     assert project.run("try.sh", "x").stderr == "", "what the tests need covers what a run needs"

@@ -16,6 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 MODES = ("1000", "1002", "1003", "1006", "1015", "1004", "2004", "1049")
 """Mouse, focus, paste and the other screen: whoever switches these on has to switch them off."""
 
+SIZE = ("COLUMNS", "LINES")
+"""Variables by which a program would believe in another size than the terminal has."""
+
 
 class Terminal:
     """`written` grows while the command runs."""
@@ -88,7 +91,7 @@ def terminal(
         stdin=follower,
         stdout=follower,
         stderr=follower,
-        env={"TERM": "xterm-256color", **environment},
+        env={"TERM": "xterm-256color"} | {name: environment[name] for name in environment if name not in SIZE},
         start_new_session=True,
     ) as process:
         os.close(follower)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from terminal import SIZE
+
 WAIT_S = 60.0
 
 
@@ -27,7 +29,8 @@ class TmuxTerminal:
             "set -g remain-on-exit on\nset -g default-terminal tmux-256color\nset -g status off\nset -g escape-time 0\nset -g set-clipboard on\n"
         )
         self._start = [*("-u", "-f", str(settings), "new-session", "-d", "-x", str(width), "-y", str(height), run)]
-        self._environment = {name: value for name, value in environment.items() if not name.startswith("TMUX")}
+        kept = (name for name in environment if not name.startswith("TMUX") and name not in SIZE)
+        self._environment = {name: environment[name] for name in kept}
         self._environment["LC_ALL"] = "C.UTF-8"
 
     def __enter__(self) -> Self:
