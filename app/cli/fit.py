@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from pinyon.app.verdict import DeviceShare, Here, Verdict
     from pinyon.models.memory.fit import Wish
 
-_BAR_CELLS: Final = 20
+_BAR_CELLS: Final = 10
+_LEAST_NAME_CELLS: Final = 14
 _TITLES: Final = ("model", "size", "memory", "context", "tok/s *", "quality")
 _KV_TYPES: Final = ("f16", "q8_0", "q4_0")
 
@@ -124,7 +125,14 @@ def _table(verdicts: list["Verdict"]) -> "Table":
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in _TITLES:
-        table.add_column(title, justify="right" if title in {"size", "context"} else "left", no_wrap=title != "model")
+        is_name = title == "model"
+        table.add_column(
+            title,
+            justify="right" if title in {"size", "context"} else "left",
+            no_wrap=not is_name,
+            overflow="fold",
+            min_width=_LEAST_NAME_CELLS if is_name else None,
+        )
     for each in verdicts:
         bars = (bar_text(memory_bar(_sizes(share), share.budget_bytes, _BAR_CELLS)) for share in each.devices)
         cells = (
