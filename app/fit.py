@@ -9,8 +9,8 @@ from pinyon.app.settings import Settings
 from pinyon.engine.context_shape import context_shape
 from pinyon.models.gguf_header import GgufHeader
 from pinyon.models.machine.devices import Gpu
-from pinyon.models.machine.ram import Ram, read_ram
-from pinyon.models.memory.fit import Budget, Fit, Wish, fit
+from pinyon.models.machine.ram import Ram
+from pinyon.models.memory.fit import Budget, Fit
 from pinyon.models.memory.kv import KvChoice
 from pinyon.models.memory.plan import RAM
 from pinyon.models.memory.sizes import ModelSizes, model_sizes
@@ -44,11 +44,6 @@ def headroom_bytes(settings: Settings, device: str, total_bytes: int) -> int:
     """Return what is left free on a device: the setting's, else a share of all it has."""
     asked = settings.headroom_mib.get(device)
     return min(int(total_bytes * HEADROOM_SHARE), MOST_HEADROOM_BYTES) if asked is None else asked * MIB
-
-
-def fit_here(sizes: ModelSizes, settings: Settings, wish: Wish, gpus: Sequence[Gpu] = ()) -> Fit:
-    """Return the choice for a model with what is free on this machine now."""
-    return fit(sizes, budget(settings, read_ram(), gpus), layout, wish)
 
 
 def told(fit: Fit) -> tuple[str, ...]:

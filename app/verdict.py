@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
+from pinyon.app.counted import memory
 from pinyon.app.devices import chosen_cores, gpus_here
 from pinyon.app.fit import budget, layout
 from pinyon.app.machine_speed import stored_speed
@@ -19,9 +19,6 @@ from pinyon.models.memory.plan import RAM, DeviceNeed
 from pinyon.models.memory.sizes import ModelSizes, with_weights
 from pinyon.models.quant_quality import bits_per_weight, expected_loss_nats, loss_text, main_type, mix_name
 from pinyon.models.speed_prediction import Speed, much_faster_type, predicted_speed, predicted_speed_as
-
-GIB: Final = 1 << 30
-MIB: Final = 1 << 20
 
 
 class DeviceShare(msgspec.Struct, frozen=True):
@@ -178,14 +175,9 @@ def remedy(found: Fit, budget: Budget, bits: float | None = None) -> str:
     if found.fits:
         return ""
     needs = found.plan.ram
-    text = f"needs {size_text(needs.total_bytes)}, {size_text(budget.ram_bytes)} are free for it"
+    text = f"needs {memory(needs.total_bytes)}, {memory(budget.ram_bytes)} are free for it"
     over = dict(found.lacking).get(RAM, 0)
     room = needs.weights_bytes - over
     if bits is None or room <= 0:
-        return f"{text}: {size_text(over)} more would have to be free"
+        return f"{text}: {memory(over)} more would have to be free"
     return f"{text}: at most {bits * room / needs.weights_bytes:.1f} bits per weight would fit"
-
-
-def size_text(size_bytes: int) -> str:
-    """Return bytes in binary units, as memory is counted."""
-    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes / MIB:.0f} MiB"

@@ -124,12 +124,6 @@ def expected_loss_nats(name: str) -> float | None:
     return LOSS_NATS.get(name)
 
 
-def quality_text(headers: Sequence[GgufHeader]) -> str:
-    """Return name and expected loss as a few words: `Q4_K_M: about 0.03 nats`."""
-    name = mix_name(headers)
-    return f"{name}: {loss_text(name)}"
-
-
 def loss_text(name: str) -> str:
     """Return the expected loss of a mix of that name as a few words."""
     nats = expected_loss_nats(name)

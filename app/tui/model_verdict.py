@@ -4,11 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from pinyon.app.counted import memory
 from pinyon.app.first_offer import suggestions
 from pinyon.app.memory_bar import LEGEND, bar_text, memory_bar
 from pinyon.app.tui import amounts
 from pinyon.app.tui.model_rows import ModelRow
-from pinyon.app.verdict import DeviceShare, Here, Verdict, size_text, verdict
+from pinyon.app.verdict import DeviceShare, Here, Verdict, verdict
 from pinyon.models import catalog
 from pinyon.models.memory.fit import Wish
 from pinyon.models.memory.kv import KvType, possible_types
@@ -124,7 +125,7 @@ def _speed_line(judged: Judged, found: Verdict) -> str:
 
 
 def _device_line(share: DeviceShare) -> str:
-    return f"{share.device} {_bar(share, _BAR)} {size_text(_used(share))} of {size_text(share.budget_bytes)}"
+    return f"{share.device} {_bar(share, _BAR)} {memory(_used(share))} of {memory(share.budget_bytes)}"
 
 
 def _bar(share: DeviceShare, width: int) -> str:

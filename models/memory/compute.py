@@ -6,7 +6,7 @@ of the widest moments, found by comparing them with reservations of many shapes 
 
 from typing import Final
 
-from pinyon.models.memory.kv import KvChoice, padded
+from pinyon.models.memory.kv import KvChoice, padded, window_cells
 from pinyon.models.memory.sizes import ModelSizes, Widths
 
 _FLOAT_BYTES: Final = 4
@@ -80,10 +80,6 @@ def _expert_elements(widths: Widths) -> int:
 
 
 def _mask_bytes(sizes: ModelSizes, choice: KvChoice, rows: int) -> int:
-    cells = padded(choice.cells)
-    windowed = cells
-    if not choice.full_window:
-        windowed = padded(min(cells, sizes.kept.window * choice.sequences + choice.batch_rows))
     attending = [layer.is_windowed for layer in sizes.kept.layers if layer.key_elements]
-    masked = cells * (False in attending) + windowed * (True in attending)
+    masked = padded(choice.cells) * (False in attending) + window_cells(sizes.kept, choice) * (True in attending)
     return _MASK_BYTES * rows * masked

@@ -55,15 +55,20 @@ def layer_bytes(kept: KeptLayers, choice: KvChoice) -> tuple[int, ...]:
     window x sequences + batch_rows cells, at most those of the context (llama_kv_cache_iswa); both are rounded up to 256. A state is
     F32 and there is one for each sequence (llama_memory_recurrent).
     """
-    cells = padded(choice.cells)
-    windowed = cells
-    if not choice.full_window:
-        windowed = padded(min(cells, kept.window * choice.sequences + choice.batch_rows))
+    cells, windowed = padded(choice.cells), window_cells(kept, choice)
     return tuple(
         (windowed if layer.is_windowed else cells) * _cell_bytes(layer, choice.type.ggml)
         + choice.sequences * layer.state_elements * _STATE_BYTES
         for layer in kept.layers
     )
+
+
+def window_cells(kept: KeptLayers, choice: KvChoice) -> int:
+    """Return the cells of a layer that has a window."""
+    cells = padded(choice.cells)
+    if choice.full_window:
+        return cells
+    return padded(min(cells, kept.window * choice.sequences + choice.batch_rows))
 
 
 def kv_bytes(kept: KeptLayers, choice: KvChoice) -> int:

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Final
 
 from pinyon.models.memory.compute import compute_bytes, graph_bytes, output_bytes, work_bytes
-from pinyon.models.memory.kv import KvChoice, kv_bytes, layer_bytes
+from pinyon.models.memory.kv import KvChoice, layer_bytes
 from pinyon.models.memory.sizes import LayerWeights, ModelSizes
 
 RAM: Final = "RAM"
@@ -166,8 +166,3 @@ def _gpu(sizes: ModelSizes, choice: Choice, gpu: Gpu, total: _Sum) -> DeviceNeed
 def _rows_bytes(sizes: ModelSizes, choice: KvChoice) -> int:
     """Return the bytes of the rows that go to a GPU, and of one mask for them."""
     return choice.batch_rows * (4 * sizes.widths.embedding + 2 * choice.cells)
-
-
-def kv_total_bytes(sizes: ModelSizes, choice: KvChoice) -> int:
-    """Return the bytes of keys, values and states on all devices together."""
-    return kv_bytes(sizes.kept, choice)

@@ -7,8 +7,8 @@ from pinyon.models.quant_quality import (
     LOSS_NATS,
     bits_per_weight,
     expected_loss_nats,
+    loss_text,
     mix_name,
-    quality_text,
 )
 
 MIXED = {"a": ("Q4_K", (256, 3)), "b": ("Q6_K", (256, 1)), "c": ("F32", (16,))}
@@ -36,18 +36,18 @@ def test_a_file_without_weights_has_no_bits():
 
 
 @pytest.mark.parametrize(
-    ("file_type", "text"),
+    ("name", "text"),
     [
-        (15, "Q4_K_M: about 0.03 nats"),
-        (2, "Q4_0: about 0.07 nats"),
-        (7, "Q8_0: about 0.001 nats"),
-        (24, "IQ1_S: about 2 nats"),
-        (32, "BF16: no loss"),
-        (38, "MXFP4: loss not known"),
+        ("Q4_K_M", "about 0.03 nats"),
+        ("Q4_0", "about 0.07 nats"),
+        ("Q8_0", "about 0.001 nats"),
+        ("IQ1_S", "about 2 nats"),
+        ("BF16", "no loss"),
+        ("MXFP4", "loss not known"),
     ],
 )
-def test_a_few_words_about_quality(file_type, text):
-    assert quality_text([header_of(MIXED, general__file_type=file_type)]) == text
+def test_a_few_words_about_quality(name, text):
+    assert loss_text(name) == text
 
 
 def test_fewer_bits_of_a_kind_lose_more():
