@@ -18,7 +18,7 @@ from pinyon.engine.request import GenerateRequest, Priority
 from pinyon.engine.scheduler import Scheduler
 from pinyon.engine.sequence import Foretold, Sequence, State
 from pinyon.engine.shared_kv import SharedKv
-from pinyon.engine.step_budget import LEAST_ROWS, StepBudget
+from pinyon.engine.step_budget import StepBudget
 
 LATE_SHARE: Final = 0.005
 """How many of the requests with a deadline may be answered later than was predicted."""
@@ -115,18 +115,18 @@ class Admission:
     def _first_token_s(self, choices: Some[Sequence]) -> float:
         new = choices[0]
         running, ahead = self._scheduler.staying_for(new), self._scheduler.ahead_of(new.request)
-        span = self._kv.used_cells
         reading = [each for each in running if each.is_reading]
-        decoding = sum(each.state is State.DECODE for each in running)
-        slowdown = self._slowdown(decoding, span)
+        lengths = [each.computed for each in running if each.state is State.DECODE]
+        slowdown = self._slowdown(lengths, len(new.tokens) // 2)
         new.foretold = foretold = self._foretold(new, [*reading, *ahead])
         for choice in choices[1:]:
             choice.foretold = Foretold(0, 0.0)  # they share what the first one computes
-        prompts_s = sum(self._costs.alone_s(each.unknown_tokens, span) for each in reading)
-        prompts_s = (prompts_s + sum(each.foretold.prompt_s for each in ahead)) * slowdown
+        prompts_s = sum(self._rest_s(each.tokens, each.unknown_tokens) for each in reading)
+        prompts_s += sum(each.foretold.prompt_s for each in ahead)
         place_s = self._place_s(running, [*ahead, new])
-        last_step_s = self._costs.step_s(decoding + min(foretold.prompt_tokens, LEAST_ROWS), span, decoding + 1)
-        first_token_s = max(place_s, prompts_s) + max(foretold.prompt_s * slowdown, last_step_s)
+        last_step_s = self._decode_s([*lengths, len(new.tokens)])
+        begins_s = max(place_s + prompts_s, prompts_s * slowdown)  # places come free in steps that prompts make longer
+        first_token_s = begins_s + max(foretold.prompt_s * slowdown, last_step_s)
         is_alone = not running and not ahead
         return first_token_s if is_alone else first_token_s * self._prudence.factor
 
@@ -137,26 +137,36 @@ class Admission:
         coming = max((self._kv.shared_tokens(new, other) for other in before), default=0)
         prompt_s = estimate.compute_s + estimate.restore_s
         if coming > estimate.cached:
-            prompt_s = self._costs.alone_s(len(new.tokens) - coming, self._kv.used_cells)
+            prompt_s = self._rest_s(new.tokens, len(new.tokens) - coming)
         return Foretold(len(new.tokens) - max(held, coming), prompt_s)
 
-    def _slowdown(self, decoding: int, span: int) -> float:
-        """Return how much longer prompts take beside so many answers than alone."""
-        if not decoding:
+    def _rest_s(self, tokens: Some[int], unknown: int) -> float:
+        """Return how long the last tokens of a prompt take, which are not known."""
+        return self._costs.alone_s(unknown, self._kv.span(len(tokens) - unknown))
+
+    def _decode_s(self, lengths: Some[int]) -> float:
+        """Return how long it takes until answers that have so many tokens each get one more."""
+        return self._costs.step_s(len(lengths), self._kv.span(sum(lengths) / len(lengths)), len(lengths))
+
+    def _slowdown(self, lengths: Some[int], length: int) -> float:
+        """Return how much longer a prompt of so many tokens takes beside such answers than alone."""
+        if not lengths:
             return 1.0
-        step = self._budget.step(reading=decoding, span=span)
-        step.take(decoding, chosen=decoding)
-        rows = step.chunk_rows() or LEAST_ROWS
-        beside_s = self._costs.step_s(decoding + rows, span, decoding) / rows
-        return max(1.0, beside_s / self._costs.prefill_s(1, span))
+        step = self._budget.step(lengths, self._kv.used_cells)
+        for each in lengths:
+            step.take(1, each, chosen=1)
+        rows, others = step.chunk_rows(length) or 1, len(lengths)
+        span = self._kv.span((sum(lengths) + rows * length) / (others + rows))
+        beside_s = self._costs.step_s(others + rows, span, others) / rows
+        return max(1.0, beside_s / self._costs.prefill_s(1, self._kv.span(length)))
 
     def _place_s(self, running: Some[Sequence], waiting: Some[Sequence]) -> float:
         """Return how long it is until there is a place for the last of those who wait.
 
         Everyone who is here gets a token a step, and needs what is likely.
         """
-        together = len(running) or min(self._kv.sequence_ids, len(waiting))
-        token_s = self._costs.step_s(together, self._kv.used_cells, together)
+        together = running or waiting[: self._kv.sequence_ids]
+        token_s = self._decode_s([len(each.tokens) for each in together]) if together else 0.0
         shared = self._kv.held_cells - sum(each.own_cells for each in self._scheduler.running)
         places = Places(self._kv.cells - shared, self._kv.sequence_ids)
         for each in running:

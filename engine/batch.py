@@ -26,3 +26,8 @@ class Batch:
     @property
     def rows(self) -> int:
         return sum(piece.rows for piece in self.slices)
+
+    @property
+    def read(self) -> float:
+        """How many cells each row reads, on average: those of its own sequence, as far as itself."""
+        return sum(piece.rows * (piece.sequence.computed + (piece.rows + 1) / 2) for piece in self.slices) / self.rows

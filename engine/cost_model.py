@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pinyon.engine.step_cost import Floats, StepCost
+from pinyon.engine.step_cost import PASSED, Floats, StepCost
 from pinyon.engine.step_curve import Curve
 
 _MEMORY: Final = 0.2
@@ -35,7 +35,10 @@ class Rate:
 
 
 class CostModel:
-    """Seconds for steps, for computing prompts, for choosing tokens, and for bringing KV back instead of computing it."""
+    """Seconds for steps, for computing prompts, for choosing tokens, and for bringing KV back instead of computing it.
+
+    Spans are those of step_cost.
+    """
 
     def __init__(self) -> None:
         self._steps = StepCost()
@@ -67,37 +70,37 @@ class CostModel:
         """0 while nothing was measured."""
         return self._restore_s_per_byte.per_s
 
-    def step_s(self, rows: int, span: int, chosen: int = 0) -> float:
-        """Return what a step takes after which so many tokens are `chosen`; `span` cells are in use."""
+    def step_s(self, rows: int, span: float, chosen: int = 0) -> float:
+        """Return what a step takes after which so many tokens are `chosen`."""
         return self._steps.seconds(rows, span) + chosen * self._sampling_s_per_row.value
 
-    def steps_s(self, rows: NDArray[np.intp], span: int, chosen: int = 0) -> Floats:
-        """Return as step_s for several numbers of rows."""
-        return self._steps.seconds_of(rows, span) + chosen * self._sampling_s_per_row.value
+    def steps_s(self, rows: NDArray[np.intp], spans: Floats, chosen: int = 0) -> Floats:
+        """Return as step_s for several numbers of rows, each with its span."""
+        return self._steps.seconds_of(rows, spans) + chosen * self._sampling_s_per_row.value
 
     def cell_s(self, rows: int) -> float:
-        """Return how much longer a step of so many rows takes for each cell in use."""
-        return self._steps.seconds(rows, 1) - self._steps.seconds(rows, 0)
+        """Return how much longer a step of so many rows takes for each cell that they pass over."""
+        return self._steps.seconds(rows, PASSED) - self._steps.seconds(rows, 0)
 
-    def prefill_s(self, tokens: int, span: int = 0) -> float:
-        """Return what so many tokens of a prompt cost in steps that are as quick as can be, with `span` cells in use before."""
+    def prefill_s(self, tokens: int, span: float = 0) -> float:
+        """Return what so many tokens of a prompt cost in steps that are as quick as can be, with such a span before them."""
         rows, seconds = self._steps.best(span + tokens // 2)
         return tokens * seconds / rows
 
-    def alone_s(self, tokens: int, span: int = 0) -> float:
+    def alone_s(self, tokens: int, span: float = 0) -> float:
         """Return how long it takes until so many tokens of a prompt are computed in steps of their own, which are not all full."""
         rows, seconds = self._steps.best(span + tokens // 2)
         rest = tokens % rows
         return tokens // rows * seconds + (self.step_s(rest, span + tokens) if rest else 0.0)
 
     def prefill_cell_s(self, tokens: int) -> float:
-        """Return how much longer computing so many tokens of a prompt takes for each cell in use beside it."""
-        return self.prefill_s(tokens, 1) - self.prefill_s(tokens, 0)
+        """Return how much longer computing so many tokens of a prompt takes for each cell that they pass over."""
+        return self.prefill_s(tokens, PASSED) - self.prefill_s(tokens, 0)
 
     def restore_s(self, size_bytes: int) -> float:
         return size_bytes * self._restore_s_per_byte.value
 
-    def measure_step(self, rows: int, span: int, seconds: float) -> None:
+    def measure_step(self, rows: int, span: float, seconds: float) -> None:
         """Take note of a step's computation, without what is chosen after it. The first one pays for what no later one does."""
         if self._is_warm and seconds > 0:
             self._steps.measure(rows, span, seconds)

@@ -207,6 +207,7 @@ class Engine:
 
     def step(self) -> list[Emitted]:
         """Compute one batch and return what came of it."""
+        self._scheduler.admit()
         emitted = self._restore()
         batch = self._scheduler.schedule()
         if batch.slices:
@@ -302,7 +303,7 @@ class Engine:
         return self._apply(batch, logits)
 
     def _took_step(self, batch: Batch, seconds: float) -> None:
-        self._service.take_step(batch.rows, seconds, self._costs.step_s(batch.rows, self._kv.used_cells))
+        self._service.take_step(batch.rows, seconds, self._costs.step_s(batch.rows, self._kv.span(batch.read)))
         self._scheduler.take(batch)
         self._kv.take(batch, seconds)
 

@@ -22,7 +22,7 @@ from pinyon.engine.fair_share import FairShare
 from pinyon.engine.request import GenerateRequest, Priority
 from pinyon.engine.sequence import ComingPrefix, Sequence, State
 from pinyon.engine.shared_kv import SharedKv
-from pinyon.engine.step_budget import LEAST_ROWS, Step, StepBudget
+from pinyon.engine.step_budget import Step, StepBudget
 
 MIN_SHARED_TOKENS: Final = 16
 """A prompt waits for another one that is computing at least so many tokens that both begin with."""
@@ -77,10 +77,21 @@ class Scheduler:
     def _share_of(self, request: GenerateRequest) -> FairShare:
         return self._shares[request.priority]
 
+    def admit(self) -> None:
+        """Start those that fit, in order, until one does not.
+
+        One whose beginning is being computed by another waits for that: both get it sooner. A long one waits for the long one
+        that runs, and holds nobody up.
+        """
+        self._favour()
+        for sequence in self.in_order(self.waiting):
+            if self._prefix_is_coming(sequence) or self._must_wait_for_long_one(sequence):
+                continue
+            if not self._start(sequence):
+                return
+
     def schedule(self) -> Batch:
         """Return the next step's rows. There are none while everyone waits for blocks to come back."""
-        self._favour()
-        self._admit()
         while True:
             batch = Batch(tuple(self._slices()))
             if self._kv.make_room(batch.rows):
@@ -126,18 +137,6 @@ class Scheduler:
     def _last(self) -> Sequence:
         """Return the running one that gives way first."""
         return max(self.running, key=lambda each: (not self.is_urgent(each), each.number))
-
-    def _admit(self) -> None:
-        """Start those that fit, in order, until one does not.
-
-        One whose beginning is being computed by another waits for that: both get it sooner. A long one waits for the long one
-        that runs, and holds nobody up.
-        """
-        for sequence in self.in_order(self.waiting):
-            if self._prefix_is_coming(sequence) or self._must_wait_for_long_one(sequence):
-                continue
-            if not self._start(sequence):
-                return
 
     def _start(self, sequence: Sequence) -> bool:
         """Start a sequence if it fits, also in the place of some of the batch class."""
@@ -209,12 +208,12 @@ class Scheduler:
         runnable = [each for each in self.in_order(self.running) if not each.is_restoring]
         urgent = [each for each in runnable if self.is_urgent(each)]
         others = [each for each in runnable if not self.is_urgent(each)]
-        read = sum(each.state is State.DECODE for each in urgent)
-        step = self._budget.step(reading=read, span=self._kv.used_cells)
+        step = self._budget.step([each.computed for each in urgent if each.state is State.DECODE], self._kv.used_cells)
         for group in (urgent, others):
             for sequence in group:
-                if sequence.state is State.DECODE and (group is urgent or step.is_empty or step.has_room):
-                    step.take(1, chosen=1)
+                length, is_due = sequence.computed, group is urgent or step.is_empty
+                if sequence.state is State.DECODE and (is_due or step.has_room(length)):
+                    step.take(1, length, chosen=1)
                     yield Slice.of(sequence, 1)
             yield from self._prompt_slices(group, step)
 
@@ -223,14 +222,14 @@ class Scheduler:
         prompts = [each for each in group if each.state is State.PREFILL]
         if not prompts:
             return
-        least = LEAST_ROWS if self.is_urgent(prompts[0]) or step.is_empty else 0
-        chunk = room = BLOCK_TOKENS if self._is_deterministic else step.chunk_rows() or least
+        least = 1 if self.is_urgent(prompts[0]) or step.is_empty else 0  # so that nobody waits for ever
+        chunk = room = BLOCK_TOKENS if self._is_deterministic else step.chunk_rows(prompts[0].computed) or least
         for sequence in prompts:
             rows = min(sequence.uncomputed, sequence.until_stop, chunk)
             rows -= rows % BLOCK_TOKENS if rows > BLOCK_TOKENS else 0  # the rest alone, wherever it was cut before
             if rows <= room and room:
                 room -= rows
-                step.take(rows)
+                step.take(rows, sequence.computed)
                 yield Slice.of(sequence, rows)
 
     def take(self, batch: Batch) -> None:

@@ -19,6 +19,7 @@ from pinyon.engine.meters import Meters
 from pinyon.engine.prefix_tree import Leaf, common_length
 from pinyon.engine.request import GenerateRequest, without_traces
 from pinyon.engine.sequence import Sequence as Choice
+from pinyon.engine.step_cost import span_of
 
 SAVE_SHARE: Final = 0.0025
 """The share of a step's time that may go into storing blocks."""
@@ -78,6 +79,10 @@ class SharedKv:
         """The cells that hold something, for a request or left for others."""
         return self._cells.cells - self._cells.free
 
+    def span(self, read: float) -> float:
+        """Return the span (as in step_cost) of rows that read so many cells each."""
+        return span_of(read, self.used_cells)
+
     @property
     def held_cells(self) -> int:
         """The cells that requests hold, without those that were left for others."""
@@ -99,12 +104,13 @@ class SharedKv:
         """Return what `begin` would find for a request with this prompt, and what the rest would take. Changes nothing."""
         missing = self._expected(request, tokens)
         resident, ram, disk = missing.by_tier
+        known = resident + ram + disk
         return Estimate(
             len(tokens),
             resident,
             ram,
             disk,
-            compute_s=self._costs.alone_s(len(tokens) - resident - ram - disk, self.used_cells + ram + disk),
+            compute_s=self._costs.alone_s(len(tokens) - known, span_of(known, self.used_cells + ram + disk)),
             restore_s=self._blocks.restore_s(missing.hits),
             is_measured=self._costs.is_measured,
         )
@@ -237,7 +243,7 @@ class SharedKv:
 
     def take(self, batch: Batch, seconds: float) -> None:
         """Take note of what a batch computed, and for how long."""
-        self._costs.measure_step(batch.rows, self.used_cells, seconds)
+        self._costs.measure_step(batch.rows, self.span(batch.read), seconds)
         self._rent_s += self._costs.cell_s(batch.rows)
         for piece in batch.slices:
             sequence, leaf = piece.sequence, piece.sequence.leaf

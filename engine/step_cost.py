@@ -1,10 +1,13 @@
-"""What a step costs: seconds for a decode of so many rows while so many cells are in use, learned from the steps themselves.
+"""What a step costs: seconds for a decode of so many rows over such a span of cells, learned from the steps themselves.
 
 The curve over the rows is not smooth (kernels work in groups of rows, attention changes its path at 64), and every machine has its
-own. So it is held at some numbers of rows, as a line over the cells in use at each, and between two of them it is straight.
+own. So it is held at some numbers of rows, as a line over the span at each, and between two of them it is straight.
+
+The span is how many cells a row's attention has to do with, on average over the rows: it reads those of its own sequence, and
+passes over all others that are in use, since they lie between them.
 """
 
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,20 +17,26 @@ from pinyon.engine.step_curve import ROWS, Curve
 Floats: TypeAlias = NDArray[np.float64]
 
 SPAN: Final = 1000
-"""Cells in use are counted in thousands here, so that all numbers are of one size."""
+"""Spans are counted in thousands here, so that all numbers are of one size."""
+
+PASSED: Final = 0.1
+"""What a cell costs that is only passed over, as a share of one that is read.
+
+llama.cpp's CPU kernel looks at each cell's mask, and skips what belongs to others: 0.05 to 0.13 as measured there.
+"""
 
 LONGEST_S: Final = 0.5
 """No step should take longer: it cannot be interrupted, and whoever comes or goes waits for its end."""
 
 _GUESSED_ROW_S: Final = 3e-3
 _GUESSED_SPAN_S: Final = 5e-4
-"""For each row and each thousand cells in use."""
+"""For each row and each thousand of span."""
 _NOISE: Final = 0.05
 """The spread of a single measurement, as a share."""
 _PACE: Final = 0.5
 _SHAPE: Final = 0.5
 _SPAN_SHAPE: Final = 1.0
-"""How far the first guess may be off: all of it together, one number of rows, and what the cells in use add."""
+"""How far the first guess may be off: all of it together, one number of rows, and what the span adds."""
 _REACH: Final = 1.0
 """How far, in e-folds of the rows, one measurement tells something about its neighbours."""
 _FORGETTING: Final = 1 / 1000
@@ -36,6 +45,14 @@ _DRIFT: Final = 0.3
 """How far costs are from what they were, as a share, when everything is forgotten."""
 _OUTLIER: Final = 3.0
 """What lies further from the expected, in standard deviations, counts no more than this."""
+
+
+_Number = TypeVar("_Number", float, Floats)
+
+
+def span_of(read: _Number, used: int) -> _Number:
+    """Return the span of rows that read so many cells each, of those that are in use."""
+    return read + PASSED * (used - read)
 
 
 def _kinship() -> Floats:
@@ -79,29 +96,30 @@ class StepCost:
     def curve(self) -> Curve:
         return Curve(ROWS, tuple(self._costs[: len(ROWS)].tolist()), tuple(self._costs[len(ROWS) :].tolist()))
 
-    def seconds(self, rows: int, span: int) -> float:
-        """Return what a step of so many rows takes while so many cells are in use."""
+    def seconds(self, rows: int, span: float) -> float:
+        """Return what a step of so many rows takes."""
         places, weights = _features(rows, span)
         return float(weights @ self._costs[places])
 
-    def seconds_of(self, rows: NDArray[np.intp], span: int) -> Floats:
-        """Return as `seconds` for several numbers of rows."""
-        at = self.at(span)
-        seconds: Floats = np.interp(rows, ROWS, at) * np.maximum(rows / ROWS[-1], 1)
-        return seconds
+    def seconds_of(self, rows: NDArray[np.intp], spans: Floats) -> Floats:
+        """Return as `seconds` for several numbers of rows, each with its span."""
+        base_s, span_s = np.split(self._costs, 2)
+        seconds = np.interp(rows, ROWS, base_s) + np.interp(rows, ROWS, span_s) * (spans / SPAN)
+        scaled: Floats = seconds * np.maximum(rows / ROWS[-1], 1)
+        return scaled
 
-    def at(self, span: int) -> Floats:
-        """Return the seconds for each of ROWS while so many cells are in use."""
+    def at(self, span: float) -> Floats:
+        """Return the seconds for each of ROWS."""
         return self._costs[: len(ROWS)] + self._costs[len(ROWS) :] * (span / SPAN)
 
-    def best(self, span: int) -> tuple[int, float]:
+    def best(self, span: float) -> tuple[int, float]:
         """Return the number of rows that is computed quickest, in a step that is not longer than it may be, and what it takes."""
         seconds = self.at(span)
         allowed = np.flatnonzero(seconds <= max(LONGEST_S, seconds.min()))
         best = int(allowed[(seconds / ROWS)[allowed].argmin()])
         return ROWS[best], float(seconds[best])
 
-    def measure(self, rows: int, span: int, seconds: float) -> None:
+    def measure(self, rows: int, span: float, seconds: float) -> None:
         """Learn from a step."""
         places, weights = _features(rows, span)
         expected = float(weights @ self._costs[places])
@@ -124,7 +142,7 @@ class StepCost:
 _PLACES: Final = np.arange(len(ROWS))
 
 
-def _features(rows: int, span: int) -> tuple[NDArray[np.intp], Floats]:
+def _features(rows: int, span: float) -> tuple[NDArray[np.intp], Floats]:
     """Return which costs make up a step's, and with which weights."""
     right = int(np.searchsorted(ROWS, rows))
     if right == len(ROWS) or ROWS[right] == rows:

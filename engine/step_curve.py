@@ -10,7 +10,7 @@ ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 63, 64, 96, 128, 192, 256, 
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """Seconds at each of ROWS with no cell in use, and how many more for each thousand of them."""
+    """Seconds at each of ROWS with an empty context, and how many more for each thousand of span (as in step_cost)."""
 
     rows: tuple[int, ...]
     base_s: tuple[float, ...]

@@ -531,6 +531,7 @@ async def test_a_sign_of_life_that_came_while_this_process_stood_still_counts(cl
     before, asking = await client.pid(), asyncio.create_task(answer(client, ask("a", max_tokens=200, ignore_eos=True)))
     while client._process._pinged_at is None and not asking.done():
         await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the ping goes out
     time.sleep(1.5)  # as if it was stopped
     assert isinstance((await asking)[-1], Finished)
     assert await client.pid() == before

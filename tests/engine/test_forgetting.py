@@ -188,7 +188,7 @@ def test_a_request_that_gets_its_blocks_back_computes_the_rest(world):
     world = world.restarted()
     emitted = submit(world.engine, ask("b", ABC[:300], "talk"))
     (sequence,) = world.engine._answers["b"].open
-    world.made.scheduler.schedule()
+    world.made.scheduler.admit()
     assert sequence.state is State.RESTORE
     world.made.kv._blocks._read_ahead(sequence.restore)
     world.forget("talk")

@@ -34,6 +34,7 @@ def scheduler(*sequences, cells=1000, **options):
 
 def step(made):
     """Schedule and compute one batch, generating a token where one is due; return (name, rows) in row order."""
+    made.admit()
     batch = made.schedule()
     rows = [(piece.sequence.request.id, piece.rows) for piece in batch.slices]
     assert batch.rows == sum(count for _, count in rows) > 0
@@ -207,13 +208,13 @@ def test_whoever_has_nothing_in_common_does_not_wait():
 @pytest.mark.parametrize(("shared", "waits"), [(MIN_SHARED_TOKENS, True), (MIN_SHARED_TOKENS - 1, False)])
 def test_a_short_beginning_in_common_is_not_waited_for(shared, waits):
     made = scheduler(sequence("a", 64, shared=shared), sequence("b", 64, shared=shared))
-    made.schedule()
+    made.admit()
     assert bool(made.waiting) == waits
 
 
 def test_the_last_token_of_a_prompt_is_not_waited_for():
     made = scheduler(sequence("a", 60), sequence("a2", MIN_SHARED_TOKENS))
-    made.schedule()
+    made.admit()
     assert not made.waiting
 
 
@@ -234,7 +235,7 @@ def test_what_is_there_already_is_not_waited_for():
 )
 def test_only_what_may_be_shared_is_waited_for(ours, theirs):
     made = scheduler(sequence("a", 50, shared=50, **ours), sequence("b", 50, shared=50, **theirs))
-    made.schedule()
+    made.admit()
     assert not made.waiting
 
 

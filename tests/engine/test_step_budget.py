@@ -1,9 +1,8 @@
-import numpy as np
 import pytest
 
 from pinyon.engine.block import BLOCK_TOKENS
 from pinyon.engine.cost_model import CostModel
-from pinyon.engine.step_budget import LEAST_ROWS, StepBudget
+from pinyon.engine.step_budget import GROUP, StepBudget
 from pinyon.engine.step_cost import LONGEST_S
 from pinyon.engine.step_curve import ROWS, Curve
 
@@ -16,9 +15,9 @@ def budget(row_s, step_s=0.01, stall_s=0.15, max_rows=512):
 
 
 def chunk(budget, reading=0):
-    step = budget.step(reading=reading, span=0)
-    step.take(reading, chosen=reading)
-    return step.chunk_rows()
+    step = budget.step([0] * reading, 0)
+    step.take(reading, 0, chosen=reading)
+    return step.chunk_rows(0)
 
 
 @pytest.mark.parametrize(
@@ -27,38 +26,51 @@ def chunk(budget, reading=0):
     ids=["nobody reads", "one does", "some do", "on a slow machine"],
 )
 def test_a_step_may_take_what_people_do_not_notice_or_twice_what_it_takes_anyway(reading, row_s, limit_s):
-    assert budget(row_s).limit_s(reading, 0) == pytest.approx(limit_s)
+    assert budget(row_s).limit_s([0] * reading, 0) == pytest.approx(limit_s)
 
 
 @pytest.mark.parametrize(
     ("row_s", "reading", "rows"),
-    [(0.001, 0, 448), (0.001, 1, 128), (0.002, 4, 64), (0.01, 4, 8), (0.04, 1, 0)],
+    [(0.001, 0, 448), (0.001, 1, 128), (0.002, 4, 64), (0.01, 4, 8), (0.04, 1, 2), (0.04, 2, 2), (0.06, 2, 2), (0.15, 1, 1)],
 )
 def test_a_prompt_gets_as_many_rows_as_there_is_time_for(row_s, reading, rows):
     made = budget(row_s)
     assert chunk(made, reading) == rows
-    assert rows % BLOCK_TOKENS == 0 or (rows + reading) % LEAST_ROWS == 0
+    assert rows % BLOCK_TOKENS == 0 or (rows + reading) % GROUP == 0 or rows < GROUP
     if rows:
-        taken_s = made.costs.steps_s(np.array([reading + rows]), 0, reading)[0]
-        assert taken_s <= made.limit_s(reading, 0)
+        taken_s = made.costs.step_s(reading + rows, 0, reading)
+        assert taken_s <= made.limit_s([0] * reading, 0)
 
 
 def test_a_step_holds_no_more_than_it_can():
     made = budget(1e-6, max_rows=130)
     assert chunk(made) == 128
     assert chunk(made, reading=10) == 64
-    step = made.step(reading=0, span=0)
+    step = made.step([], 0)
     assert step.is_empty
-    step.take(130, chosen=130)
+    step.take(130, 0, chosen=130)
     assert not step.is_empty
-    assert not step.has_room
-    assert step.chunk_rows() == 0
+    assert not step.has_room(0)
+    assert step.chunk_rows(0) == 0
 
 
 def test_a_decoding_row_has_room_while_there_is_time():
-    step = budget(0.04).step(reading=1, span=0)
+    step = budget(0.04).step([0], 0)
     taken = 0
-    while step.has_room:
-        step.take(1, chosen=1)
+    while step.has_room(0):
+        step.take(1, 0, chosen=1)
         taken += 1
     assert taken == 3
+
+
+def test_rows_cost_what_they_read_and_a_little_of_what_they_pass_over():
+    costs = CostModel()
+    costs.go_on_with(Curve(ROWS, (0.01,) * len(ROWS), tuple(0.01 * rows for rows in ROWS)))  # 10 ms for 1,000 cells
+    made = StepBudget(costs, max_rows=512, stall_s=0.15)
+    assert made.limit_s([1000] * 10, 1000) == pytest.approx(2 * 0.11)
+    assert made.limit_s([0] * 10, 1000) == pytest.approx(0.15), "ten answers that are short, beside a long one"
+    step = made.step([0] * 4, 8000)
+    step.take(4, 0, chosen=4)
+    assert step.chunk_rows(8000) == 1, "32 ms for passing over 8,000 cells four times, 10 for the step, 80 a row"
+    assert step.chunk_rows(0) == 12
+    assert (step.has_room(8000), step.has_room(20_000)) == (True, False)

@@ -111,7 +111,9 @@ def test_between_two_numbers_of_rows_the_curve_is_straight_and_beyond_the_last_p
     assert cost.seconds(5, 0) == 5
     assert cost.seconds(100, 2000) == pytest.approx(100 + 2 * 10)
     assert cost.seconds(1024, 0) == 1024
-    assert cost.seconds_of(np.array([5, 100, 1024]), 2000) == pytest.approx([6, 120, 1024 * 1.2])
+    rows = np.array([5, 100, 1024])
+    assert cost.seconds_of(rows, np.full(3, 2000.0)) == pytest.approx([6, 120, 1024 * 1.2])
+    assert cost.seconds_of(rows, 1000.0 * np.arange(3)) == pytest.approx([5, 110, 1024 * 1.2])
 
 
 def test_the_price_of_a_row_is_that_of_the_best_step_that_is_short_enough():

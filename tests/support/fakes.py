@@ -202,9 +202,10 @@ def make_kv(
 class OneChunk(Step):
     """Room for all that is decoded, and for a chunk of one block."""
 
-    has_room = True
+    def has_room(self, length: int) -> bool:
+        return True
 
-    def chunk_rows(self) -> int:
+    def chunk_rows(self, length: int) -> int:
         return BLOCK_TOKENS
 
 
@@ -214,8 +215,8 @@ class WholeChunks(StepBudget):
     def __init__(self) -> None:
         super().__init__(CostModel(), max_rows=BLOCK_TOKENS + 64, stall_s=1.0)
 
-    def step(self, *, reading: int, span: int) -> Step:
-        return OneChunk(self, span, 1.0)
+    def step(self, lengths: Sequence[int], used: int) -> Step:
+        return OneChunk(self, used, 1.0)
 
 
 class NextChunk(AnswerLengths):

@@ -5,6 +5,7 @@ the real engine's.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
@@ -25,7 +26,8 @@ from pinyon.engine.kv_cells import KvCells
 from pinyon.engine.native import Logits
 from pinyon.engine.request import GenerateRequest, Priority, SamplingParams, Tokens
 from pinyon.engine.scheduler import Scheduler
-from pinyon.engine.sequence import Sequence, State
+from pinyon.engine.sequence import Sequence as Choice
+from pinyon.engine.sequence import State
 from pinyon.engine.shared_kv import SharedKv
 from pinyon.engine.step_budget import StepBudget
 from pinyon.engine.vocab import Vocab
@@ -44,22 +46,35 @@ class Machine:
 
     Rows are cheaper in groups of eight, each group takes a wave of its own, and attention gets slower with the square root of what
     it looks at until the caches are full, and evenly from there. `spread` is the noise of a step, `outliers` the share of steps that
-    take ten times as long, `drift` how much slower the machine gets in a minute.
+    take ten times as long, `drift` how much slower the machine gets in a minute. What a row does not read costs the share `passing`
+    of what it reads: next to nothing where kernels skip it, all of it where they do not.
     """
 
-    def __init__(self, seed: int = 0, *, spread: float = 0.05, outliers: float = 0.0, drift: float = 0.0) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        spread: float = 0.05,
+        outliers: float = 0.0,
+        drift: float = 0.0,
+        passing: float = 0.06,
+    ) -> None:
         self._random = Random(seed)
-        self._spread, self._outliers, self._drift = spread, outliers, drift
+        self._spread, self._outliers, self._drift, self._passing = spread, outliers, drift, passing
 
-    def true_s(self, rows: int, span: int, now: float = 0.0) -> float:
-        waves = -(-rows // 8)
-        base_s = 0.012 + 0.022 * waves + 0.0004 * rows
-        attention_s = rows * (2e-5 * min(span, 512) ** 0.5 + 1.1e-6 * max(0, span - 512)) / 2
+    def true_s(self, ends: Sequence[int], used: int, now: float = 0.0) -> float:
+        """Return what a step takes, noise left out. Its rows read as many cells as `ends` says, of those that are in use."""
+        base_s = 0.012 + 0.022 * -(-len(ends) // 8) + 0.0004 * len(ends)
+        attention_s = 0.0
+        for read in ends:
+            looked = read + self._passing * max(0, used - read)
+            attention_s += (2e-5 * min(looked, 512) ** 0.5 + 1.1e-6 * max(0, looked - 512)) / 2
         return (base_s + attention_s) * (1 + self._drift * now / 60)
 
-    def step_s(self, rows: int, span: int, now: float) -> float:
+    def noise(self) -> float:
+        """Return how many times as long the next step takes."""
         odd = 10 if self._random.random() < self._outliers else 1
-        return self.true_s(rows, span, now) * self._random.lognormvariate(0, self._spread) * odd
+        return self._random.lognormvariate(0, self._spread) * odd
 
 
 class Cells:
@@ -89,7 +104,7 @@ class Asked:
 
     request: GenerateRequest
     came_s: float
-    choices: list[Sequence] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
     expected_s: float = 0.0
     """After it came."""
     refused: Failed | None = None
@@ -122,9 +137,9 @@ class Step:
     readers: int
     read: int
     prompt_rows: int
-    span: int
     true_s: float
-    """Noise left out."""
+    bare_s: float
+    """What it took, and what it would have taken with nobody in it but the readers; noise left out."""
 
 
 class Load:
@@ -217,18 +232,20 @@ class Load:
 
     def run(self, batch: Batch) -> Logits:
         """Compute a batch, as the engine's runner: every token is the same."""
-        span = self.kv.used_cells
+        used = self.kv.used_cells
         readers = [
             each for each in self.scheduler.running if each.state is State.DECODE and self.scheduler.is_urgent(each)
         ]
         decoding = [piece for piece in batch.slices if piece.sequence.state is State.DECODE]
         read = sum(self.scheduler.is_urgent(piece.sequence) for piece in decoding)
-        true_s = self.machine.true_s(batch.rows, span, self.now)
-        self.steps.append(Step(self.now, batch.rows, len(readers), read, batch.rows - len(decoding), span, true_s))
+        ends = [piece.sequence.computed + row for piece in batch.slices for row in range(1, piece.rows + 1)]
+        true_s = self.machine.true_s(ends, used, self.now)
+        bare_s = self.machine.true_s([each.computed + 1 for each in readers], used, self.now)
+        self.steps.append(Step(self.now, batch.rows, len(readers), read, batch.rows - len(decoding), true_s, bare_s))
         for piece in batch.slices:
             weight = ANSWER_WEIGHT if piece.sequence.state is State.DECODE else PROMPT_WEIGHT
             self.service[piece.sequence.request.client] += weight * piece.rows
-        self.now += self.machine.step_s(batch.rows, span, self.now)
+        self.now += true_s * self.machine.noise()
         logits = np.zeros((sum(piece.wants_logits for piece in batch.slices), ByteTable.size), np.float32)
         logits[:, ord("x")] = 1
         return logits
