@@ -168,7 +168,8 @@ class Admission:
         together = running or waiting[: self._kv.sequence_ids]
         token_s = self._decode_s([len(each.tokens) for each in together]) if together else 0.0
         shared = self._kv.held_cells - sum(each.own_cells for each in self._scheduler.running)
-        places = Places(self._kv.cells - shared, self._kv.sequence_ids)
+        share = self._scheduler.share_for(waiting[-1]) if waiting else 1.0
+        places = Places(int(share * self._kv.cells) - shared, int(share * self._kv.sequence_ids))
         for each in running:
             unread_s = self._costs.alone_s(each.unknown_tokens) if each.is_reading else 0.0
             places.hold(self._need(each, each.own_cells + each.uncomputed, unread_s, token_s))

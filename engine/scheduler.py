@@ -26,6 +26,8 @@ from pinyon.engine.step_budget import Step, StepBudget
 
 MIN_SHARED_TOKENS: Final = 16
 """A prompt waits for another one that is computing at least so many tokens that both begin with."""
+KEPT_SHARE: Final = 1 / 8
+"""Of the cells and sequence ids, kept for clients of whom nothing runs: who asks for much leaves room for who comes next."""
 PATIENCE_S: Final = 20.0
 """Who has got no token for so long, the oldest of them, comes before all others until its end; so long after it the next one may."""
 _WHOLE: Final = (FinishReason.STOP, FinishReason.LENGTH)
@@ -81,11 +83,16 @@ class Scheduler:
         """Start those that fit, in order, until one does not.
 
         One whose beginning is being computed by another waits for that: both get it sooner. A long one waits for the long one
-        that runs, and holds nobody up.
+        that runs, and one of a client who has others running leaves the last room to clients who have none: neither holds anybody up.
         """
         self._favour()
+        modest: set[str] = set()
         for sequence in self.in_order(self.waiting):
-            if self._prefix_is_coming(sequence) or self._must_wait_for_long_one(sequence):
+            client = sequence.request.client
+            if client in modest or self._prefix_is_coming(sequence) or self._must_wait_for_long_one(sequence):
+                continue
+            if self._must_leave_room(sequence):
+                modest.add(client)
                 continue
             if not self._start(sequence):
                 return
@@ -151,19 +158,32 @@ class Scheduler:
         self.running.append(sequence)
         return True
 
-    def _has_room_for(self, sequence: Sequence, others: list[Sequence]) -> bool:
-        """Whether it fits beside others at every moment, if everybody gets a token a step, as many as are likely. Alone it always does."""
+    def _has_room_for(self, sequence: Sequence, others: list[Sequence], share: float = 1.0) -> bool:
+        """Whether it fits beside others into a share of all room, at every moment, if everybody gets a token a step, as many as are likely.
+
+        Alone it always does.
+        """
         if not others:
             return True
-        if sequence.request.deterministic or self._is_deterministic or len(others) >= self._kv.sequence_ids:
+        if sequence.request.deterministic or self._is_deterministic or len(others) >= share * self._kv.sequence_ids:
             return False
         lives = [(self.growth(each), each.own_cells + each.uncomputed) for each in others]
         lives.append((self.growth(sequence), len(sequence.tokens)))
-        return _most_cells(lives) <= self._kv.room_for(sequence) + sum(each.own_cells for each in self.running)
+        room = self._kv.room_for(sequence) + sum(each.own_cells for each in self.running)
+        return _most_cells(lives) <= room - (1 - share) * self._kv.cells
 
     def growth(self, sequence: Sequence) -> int:
         """Return how many tokens a sequence is likely to add to those it has."""
         return min(self._lengths.rest(sequence.completion_tokens), sequence.answer_room)
+
+    def share_for(self, sequence: Sequence) -> float:
+        """Return how much of all room a sequence may fill. The batch class may fill it all, since it gives way."""
+        is_first = all(each.request.client != sequence.request.client for each in self.running)
+        return 1.0 if is_first or not self.is_urgent(sequence) else 1 - KEPT_SHARE
+
+    def _must_leave_room(self, sequence: Sequence) -> bool:
+        share = self.share_for(sequence)
+        return share < 1 and not self._has_room_for(sequence, self.staying_for(sequence), share)
 
     def _must_wait_for_long_one(self, sequence: Sequence) -> bool:
         return self.is_long(sequence) and any(map(self.is_long, self.staying_for(sequence)))

@@ -142,7 +142,7 @@ def test_a_preempted_sequence_is_the_next_to_be_admitted_and_computes_all_of_its
 
 def test_several_preempted_sequences_come_back_in_their_order():
     sequences = [sequence(name, 60) for name in "abc"]
-    made = scheduler(*sequences, cells=400)
+    made = scheduler(*sequences, cells=460)
     step(made)
     assert not made.waiting
     while len(made.waiting) < 2:
@@ -274,7 +274,7 @@ def test_a_prompt_goes_on_when_the_one_that_it_waits_for_does_not(happens, rows)
 
 
 def test_eight_prompts_with_one_beginning_compute_it_once():
-    made = scheduler(*(sequence(name, 210, shared=200) for name in "abcdefgh"))
+    made = scheduler(*(sequence(name, 210, shared=200) for name in "abcdefgh"), sequence_ids=16)
     while made.waiting or any(running.state is not State.DECODE for running in made.running):
         step(made)
     assert made.runner.used_cells == 200 + sum(running.computed - 200 for running in made.running)

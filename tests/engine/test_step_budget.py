@@ -31,7 +31,16 @@ def test_a_step_may_take_what_people_do_not_notice_or_twice_what_it_takes_anyway
 
 @pytest.mark.parametrize(
     ("row_s", "reading", "rows"),
-    [(0.001, 0, 448), (0.001, 1, 128), (0.002, 4, 64), (0.01, 4, 8), (0.04, 1, 2), (0.04, 2, 2), (0.06, 2, 2), (0.15, 1, 1)],
+    [
+        (0.001, 0, 448),
+        (0.001, 1, 128),
+        (0.002, 4, 64),
+        (0.01, 4, 8),
+        (0.04, 1, 2),
+        (0.04, 2, 2),
+        (0.06, 2, 2),
+        (0.15, 1, 1),
+    ],
 )
 def test_a_prompt_gets_as_many_rows_as_there_is_time_for(row_s, reading, rows):
     made = budget(row_s)
