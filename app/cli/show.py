@@ -100,7 +100,9 @@ def _kv_text(about: Description) -> str | None:
     """What a token of context takes; None where the model keeps nothing for single tokens."""
     if not any(about.kv_bytes_per_token.values()):
         return None
-    return "a token: " + ", ".join(f"{size / 1024:,.1f} KiB as {kind}" for kind, size in about.kv_bytes_per_token.items())
+    return "a token: " + ", ".join(
+        f"{size / 1024:,.1f} KiB as {kind}" for kind, size in about.kv_bytes_per_token.items()
+    )
 
 
 def _digest_text(digest: KnownDigest | None) -> str:

@@ -113,7 +113,17 @@ def test_where_lm_studio_keeps_its_models(tmp_path):
 
 @pytest.mark.parametrize(
     "settings",
-    [b"", b"{", b"[]", b"\xff", b"{}", b'{"downloadsFolder": 7}', b'{"downloadsFolder": ""}', b'{"x": "\xff"}', b'{"downloadsFolder": "/a\\u0000"}'],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b"{}",
+        b'{"downloadsFolder": 7}',
+        b'{"downloadsFolder": ""}',
+        b'{"x": "\xff"}',
+        b'{"downloadsFolder": "/a\\u0000"}',
+    ],
 )
 def test_settings_of_lm_studio_that_name_no_folder_leave_the_usual_one(tmp_path, settings):
     (tmp_path / ".lmstudio").mkdir()
