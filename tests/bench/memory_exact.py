@@ -8,12 +8,10 @@ program that has them, and a process of this size differ by a tenth from run to 
 """
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -22,16 +20,15 @@ from common import finish, say
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from architecture_zoo import ZOO
+from taken_memory import Taken, taken
 
 from pinyon.app.fit import layout, sizes_here
-from pinyon.models.machine.cores import read_cores
 from pinyon.models.memory.kv import KvChoice, bytes_per_token, layer_bytes, possible_types
 from pinyon.models.memory.layers import KeptLayers
 from pinyon.models.memory.plan import Choice, memory_plan
 from pinyon.models.memory.sizes import ModelSizes
 from pinyon.models.split_files import headers_of
 
-CHILD: Final = Path(__file__).with_name("memory_taken.py")
 MIB: Final = 1 << 20
 ZOO_WIDTH: Final = 128
 ZOO_CONTEXTS: Final = (1024, 4096)
@@ -58,18 +55,6 @@ def main() -> None:
     finish(result)
 
 
-@dataclass(frozen=True)
-class Taken:
-    """Bytes that exported states have for a token, and for a sequence where there are states; what the log says of each buffer of KV;
-    the whole process. All of it as planned, or as it is.
-    """
-
-    token_bytes: float
-    state_bytes: int
-    kv_mib: list[str]
-    total_mib: float
-
-
 def _compare(small: dict[str, Path], real: dict[str, Path]) -> dict[str, object]:
     mismatches, errors = 0, {}
     for name, path in {**small, **real}.items():
@@ -78,7 +63,7 @@ def _compare(small: dict[str, Path], real: dict[str, Path]) -> dict[str, object]
         for context in contexts:
             for kv_type in possible_types(sizes.kept):
                 choice = replace(layout(context, sizes, full_window=True), type=kv_type)
-                planned, actual = _planned(sizes, choice), _measured(path, choice)
+                planned, actual = _planned(sizes, choice), taken(path, choice)
                 is_exact = replace(planned, total_mib=actual.total_mib) == actual
                 mismatches += not is_exact
                 error = errors[f"{name} {context} {kv_type}"] = planned.total_mib / actual.total_mib - 1
@@ -117,15 +102,6 @@ def _buffers(kept: KeptLayers, choice: KvChoice) -> Iterator[int]:
         sizes = zip(kept.layers, layer_bytes(stateless, choice), strict=True)
         yield sum(size for layer, size in sizes if layer.is_windowed is is_windowed)
     yield sum(layer_bytes(kept, choice)) - sum(layer_bytes(stateless, choice))
-
-
-def _measured(path: Path, choice: KvChoice) -> Taken:
-    numbers = (read_cores().threads, choice.cells, choice.batch_rows, choice.sequences)
-    order = [sys.executable, str(CHILD), str(path), choice.type.value, *map(str, numbers)]
-    done = subprocess.run(order, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{path} could not be measured: {done.stderr[-500:]}")
-    return Taken(**json.loads(done.stdout))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Part of memory_exact.py: loads an engine as a worker does, has it compute as much as it can, and prints what it took as JSON.
+"""Run as a script: loads an engine as a worker does, has it compute as much as it can, and prints what it took as JSON.
 
-A process of its own that imports what a worker imports, and nothing else.
+It imports what a worker imports, and nothing else. Its other side is `taken_memory`.
 """
 
 import argparse
