@@ -61,7 +61,7 @@ def test_a_small_machine():
 def test_what_was_given_up_is_said():
     found = judged(row_of("qwen2.5-coder:0.5b"), Here(Budget(700 * MIB), SPEED), Wish())
     assert verdict_lines(found) == [
-        "RAM ██████████████████████████▓▓▓▓▒▒▒▒▒▒▒▒▒▒ 700 MiB of 700 MiB",
+        "RAM ██████████████████████████▓▓▓▓▒▒▒▒▒▒▒▒▒▒ 699 MiB of 700 MiB",
         LEGEND,
         "fits with 5,120 tokens of context, KV in f16",
         "a context of 5,120 tokens instead of the usual 32,768",
