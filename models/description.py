@@ -9,6 +9,8 @@ import msgspec
 
 from pinyon.models.gguf_header import GgufHeader
 from pinyon.models.gguf_reader import TOKENS_KEY, ArrayInfo
+from pinyon.models.memory.kv import KvType, bytes_per_token, possible_types
+from pinyon.models.memory.layers import kept_layers
 
 
 class TensorGroup(StrEnum):
@@ -59,7 +61,10 @@ Shown: TypeAlias = str | int | float | bool | tuple[int, ...] | tuple[float, ...
 
 
 class Description(msgspec.Struct, frozen=True):
-    """A model by its headers. None is not said there; texts are the file's own, with whatever characters it has."""
+    """A model by its headers. None is not said there; texts are the file's own, with whatever characters it has.
+
+    `kv_bytes_per_token` is what a token of context takes with each type of KV that the model can have.
+    """
 
     architecture: str | None
     title: str | None
@@ -68,6 +73,7 @@ class Description(msgspec.Struct, frozen=True):
     tensor_bytes: int
     bits_per_weight: float
     context_tokens: int | None
+    kv_bytes_per_token: Mapping[KvType, int]
     vocabulary: int | None
     tokenizer: str | None
     chat_template: str | None
@@ -81,6 +87,7 @@ def describe(headers: tuple[GgufHeader, ...]) -> Description:
     groups = quant_mix(headers)
     whole = _sum("", tuple(group.whole for group in groups))
     tokens = first.metadata.get(TOKENS_KEY)
+    kept = kept_layers(first)
     return Description(
         architecture=first.architecture,
         title=first.name,
@@ -89,6 +96,7 @@ def describe(headers: tuple[GgufHeader, ...]) -> Description:
         tensor_bytes=whole.size_bytes,
         bits_per_weight=whole.bits_per_weight,
         context_tokens=first.context_length,
+        kv_bytes_per_token={kind: bytes_per_token(kept, kind) for kind in possible_types(kept)},
         vocabulary=tokens.count if isinstance(tokens, ArrayInfo) else None,
         tokenizer=_joined(first.text("tokenizer.ggml.model"), first.text("tokenizer.ggml.pre")),
         chat_template=first.chat_template,

@@ -1,5 +1,6 @@
 """`pinyon fit`: whether a model fits here, with how much context, how fast and how good it would be; also before it is fetched."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pinyon.app.verdict import DeviceShare, Here, Verdict
+    from pinyon.models.gguf_header import GgufHeader
+    from pinyon.models.hub.repo import HubModel, HubRepo
     from pinyon.models.memory.fit import Wish
+    from pinyon.models.memory.sizes import ModelSizes
 
 _BAR_CELLS: Final = 10
 _LEAST_NAME_CELLS: Final = 14
@@ -26,8 +30,14 @@ _KV_TYPES: Final = ("f16", "q8_0", "q4_0")
 @click.argument("model", metavar="MODEL", shell_complete=completion.models_here)
 @click.option("--context", type=click.IntRange(min=2), help="Tokens of context that are wanted.")
 @click.option("--kv", "kv_type", type=click.Choice(_KV_TYPES), help="How keys and values are stored.")
+@click.option(
+    "--draft",
+    metavar="MODEL",
+    shell_complete=completion.models_here,
+    help="A second model that is to have room beside it, with a context of the same size; speeds are those without it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def command(model: str, context: int | None, kv_type: str | None, as_json: bool) -> ExitCode:
+def command(model: str, context: int | None, kv_type: str | None, draft: str | None, as_json: bool) -> ExitCode:
     """Show whether a model fits into memory here, with how much context, and how fast it would be.
 
     \b
@@ -41,13 +51,15 @@ def command(model: str, context: int | None, kv_type: str | None, as_json: bool)
     settings = load_settings(folders)
     here = here_now(folders, settings)
     wish = settled_wish(settings, context, kv_type)
+    if draft is not None:
+        wish = replace(wish, draft=_beside(folders, draft))
     verdicts = (
         _of_the_hub(model, here, wish) if _is_remote(folders, model) else [_of_a_name(folders, model, here, wish)]
     )
     if as_json:
         print_json(verdicts)
     else:
-        _print(verdicts, here)
+        _print(verdicts, here, draft)
     return ExitCode.OK if any(each.fits for each in verdicts) else ExitCode.DOES_NOT_FIT
 
 
@@ -61,6 +73,13 @@ def _is_remote(folders: Folders, model: str) -> bool:
 def _of_a_name(folders: Folders, model: str, here: "Here", wish: "Wish") -> "Verdict":
     from pinyon.app.fit import sizes_here  # noqa: PLC0415
     from pinyon.app.verdict import verdict  # noqa: PLC0415
+
+    name, headers = _named(folders, model)
+    return verdict(name, headers, sizes_here(headers), here, wish)
+
+
+def _named(folders: Folders, model: str) -> tuple[str, tuple["GgufHeader", ...]]:
+    """Return name and headers of a model that is here, or that the catalogue has."""
     from pinyon.models import catalog  # noqa: PLC0415
     from pinyon.models.catalog_headers import catalog_header  # noqa: PLC0415
     from pinyon.models.split_files import headers_of  # noqa: PLC0415
@@ -68,28 +87,21 @@ def _of_a_name(folders: Folders, model: str, here: "Here", wish: "Wish") -> "Ver
 
     store, entry = Store(folders.models), catalog.find(model)
     if entry is not None and not store.knows(model) and not Path(model).exists():
-        known = (catalog_header(entry),)
-        return verdict(entry.name, known, sizes_here(known), here, wish)
+        return entry.name, (catalog_header(entry),)
     record = store.resolve(model)
-    headers = headers_of(record.path)
-    return verdict(record.name, headers, sizes_here(headers), here, wish)
+    return record.name, headers_of(record.path)
 
 
 def _of_the_hub(model: str, here: "Here", wish: "Wish") -> list["Verdict"]:
-    """Read the header of the model that is meant, or of the usual one, and tell the others of the repository by their sizes."""
+    """Tell the model that is meant, or the usual one, by its header, and the others of the repository by their sizes."""
     from pinyon.app.fit import sizes_here  # noqa: PLC0415
     from pinyon.app.verdict import verdict, verdict_of_sibling, with_alternatives  # noqa: PLC0415
     from pinyon.models.hub.address import parse_address  # noqa: PLC0415
-    from pinyon.models.hub.remote_header import remote_headers  # noqa: PLC0415
-    from pinyon.models.hub.repo import chosen, read_repo  # noqa: PLC0415
 
-    address = parse_address(model)
-    repo = read_repo(address)
-    meant = chosen(repo, address.choice)
-    headers = remote_headers(repo, meant)
+    repo, meant, headers = _remote(model)
     sizes = sizes_here(headers)
     found = verdict(meant.label, headers, sizes, here, wish)
-    if address.choice is not None:
+    if parse_address(model).choice is not None:
         return [found]
     others = [
         verdict_of_sibling(each.label, each.quant, each.size_bytes, (headers, sizes), here, wish)
@@ -99,12 +111,30 @@ def _of_the_hub(model: str, here: "Here", wish: "Wish") -> list["Verdict"]:
     return with_alternatives(sorted([found, *others], key=lambda each: each.size_bytes))
 
 
-def _print(verdicts: list["Verdict"], here: "Here") -> None:
+def _remote(model: str) -> tuple["HubRepo", "HubModel", tuple["GgufHeader", ...]]:
+    """Return a repository, which of its models is meant, and the headers of that."""
+    from pinyon.models.hub.address import parse_address  # noqa: PLC0415
+    from pinyon.models.hub.remote_header import remote_headers  # noqa: PLC0415
+    from pinyon.models.hub.repo import chosen, read_repo  # noqa: PLC0415
+
+    address = parse_address(model)
+    repo = read_repo(address)
+    meant = chosen(repo, address.choice)
+    return repo, meant, remote_headers(repo, meant)
+
+
+def _beside(folders: Folders, draft: str) -> "ModelSizes":
+    from pinyon.app.fit import sizes_here  # noqa: PLC0415
+
+    return sizes_here(_remote(draft)[2] if _is_remote(folders, draft) else _named(folders, draft)[1])
+
+
+def _print(verdicts: list["Verdict"], here: "Here", draft: str | None) -> None:
     from rich.console import Console  # noqa: PLC0415  0.1 s
 
     from pinyon.app.memory_bar import LEGEND  # noqa: PLC0415
 
-    Console(highlight=False).print(_table(verdicts))
+    Console(highlight=False).print(_table(verdicts, "" if draft is None else f" + {draft}"))
     print(LEGEND)
     print("* one answer, eight at once, reading a prompt")
     for each in verdicts:
@@ -115,7 +145,7 @@ def _print(verdicts: list["Verdict"], here: "Here") -> None:
         tell("speeds are not known: `pinyon devices --measure` measures what weights cost here, in some 15 s")
 
 
-def _table(verdicts: list["Verdict"]) -> "Table":
+def _table(verdicts: list["Verdict"], beside: str) -> "Table":
     from rich import box  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -136,7 +166,7 @@ def _table(verdicts: list["Verdict"]) -> "Table":
     for each in verdicts:
         bars = (bar_text(memory_bar(_sizes(share), share.budget_bytes, _BAR_CELLS)) for share in each.devices)
         cells = (
-            printable(each.name),
+            printable(each.name + beside),
             f"{each.size_bytes / 1e9:.1f} GB",
             "\n".join(bars),
             f"{each.context_tokens:,}" if each.fits else "does not fit",

@@ -82,6 +82,7 @@ def _rows(record: Record, about: Description, digests: tuple[KnownDigest | None,
         ("parameters", f"{about.parameters / 1e6:,.1f} M"),
         ("size", f"{record.size_bytes / 1e6:,.0f} MB, {about.bits_per_weight:.2f} bits per weight"),
         ("context", None if about.context_tokens is None else f"{about.context_tokens:,} tokens, as trained"),
+        ("KV", _kv_text(about)),
         (
             "vocabulary",
             None if about.vocabulary is None else f"{about.vocabulary:,} tokens ({about.tokenizer or 'unnamed'})",
@@ -93,6 +94,15 @@ def _rows(record: Record, about: Description, digests: tuple[KnownDigest | None,
         *(("sha256" if number == 0 else "", _digest_text(digest)) for number, digest in enumerate(digests)),
     ]
     return [(label, value) for label, value in rows if value is not None]
+
+
+def _kv_text(about: Description) -> str | None:
+    """What a token of context takes; None where the model keeps nothing for single tokens."""
+    if not any(about.kv_bytes_per_token.values()):
+        return None
+    return "a token: " + ", ".join(
+        f"{size / 1024:,.1f} KiB as {kind}" for kind, size in about.kv_bytes_per_token.items()
+    )
 
 
 def _digest_text(digest: KnownDigest | None) -> str:

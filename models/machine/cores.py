@@ -53,11 +53,6 @@ def _mac_figure(name: str) -> int | None:
     return None
 
 
-def usable_threads() -> int:
-    """Return how many threads compute fastest."""
-    return read_cores().threads
-
-
 def read_cores(
     groups: ControlGroups = _ALL_GROUPS,
     devices: Path = _DEVICES,

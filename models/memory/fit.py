@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from pinyon.models.memory.kv import CELL_PADDING, KvChoice, KvType, possible_types
-from pinyon.models.memory.plan import RAM, Choice, Gpu, MemoryPlan, memory_plan
+from pinyon.models.memory.plan import RAM, Choice, Gpu, MemoryPlan, memory_plan, with_draft
 from pinyon.models.memory.sizes import ModelSizes
 
 USUAL_CONTEXT: Final = 32_768
@@ -41,11 +41,12 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is asked for; None is for the fit to choose."""
+    """What is asked for; None is for the fit to choose. `draft` is a second model that is to have room beside the first one."""
 
     context_tokens: int | None = None
     kv_type: KvType | None = None
     gpu_layers: int | None = None
+    draft: ModelSizes | None = None
 
 
 class Kind(StrEnum):
@@ -90,12 +91,10 @@ def fit(sizes: ModelSizes, budget: Budget, shape: Shape, wish: Wish = Wish()) ->
     return _Search(sizes, budget, shape, wish).fit()
 
 
-def largest_context(
-    sizes: ModelSizes, budget: Budget, shape: Shape, kv_type: KvType = KvType.F16, gpu_layers: int | None = None
-) -> int:
-    """Return how many tokens of context fit, up to those that the model was trained for; 0 where not even the smallest one does."""
-    search = _Search(sizes, budget, shape, Wish(gpu_layers=gpu_layers))
-    return search.widest(sizes.trained_context, kv_type, search.placements()[0]).kv.cells
+def largest_context(sizes: ModelSizes, budget: Budget, shape: Shape, draft: ModelSizes | None = None) -> int:
+    """Return how many tokens of context in F16 fit, up to those that the model was trained for; 0 where not even the smallest one does."""
+    search = _Search(sizes, budget, shape, Wish(draft=draft))
+    return search.widest(sizes.trained_context, KvType.F16, search.placements()[0]).kv.cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ class _Search:
         return self._fit(self._choice(smallest, kinds[-1], placements[-1], windows[-1]), wanted, placements[0])
 
     def _fit(self, choice: Choice, wanted: int, first: _Placement) -> Fit:
-        plan = memory_plan(self._sizes, choice, self._gpus)
+        plan = self._plan(choice)
         return Fit(plan, wanted, tuple(self._compromises(choice, wanted, first)), self._budget.excess(plan))
 
     def widest(self, wanted: int, kv_type: KvType, placement: _Placement) -> Choice:
@@ -163,7 +162,11 @@ class _Search:
         return low * CELL_PADDING
 
     def _fits(self, choice: Choice) -> bool:
-        return not self._budget.excess(memory_plan(self._sizes, choice, self._gpus))
+        return not self._budget.excess(self._plan(choice))
+
+    def _plan(self, choice: Choice) -> MemoryPlan:
+        plan = memory_plan(self._sizes, choice, self._gpus)
+        return plan if self._wish.draft is None else with_draft(plan, self._wish.draft, self._gpus)
 
     def _choice(self, context: int, kv_type: KvType, placement: _Placement, full_window: bool) -> Choice:
         kv = replace(self._shape(context, self._sizes, full_window), type=kv_type)
@@ -178,8 +181,7 @@ class _Search:
             return self._wish.context_tokens
         if trained <= USUAL_CONTEXT:
             return trained
-        choice = self._choice(trained, self._types()[0], self.placements()[0], True)
-        whole = memory_plan(self._sizes, choice, self._gpus)
+        whole = self._plan(self._choice(trained, self._types()[0], self.placements()[0], True))
         share = Budget(
             self._budget.ram_bytes // PLENTY,
             tuple((name, free // PLENTY) for name, free in self._budget.gpus),

@@ -1,17 +1,18 @@
 """Which memory of which device a model takes with given choices, before it is loaded."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Final
 
 from pinyon.models.memory.compute import compute_bytes, graph_bytes, output_bytes, work_bytes
-from pinyon.models.memory.kv import KvChoice, layer_bytes
+from pinyon.models.memory.kv import KvChoice, KvType, layer_bytes, possible_types
 from pinyon.models.memory.sizes import LayerWeights, ModelSizes
 
 RAM: Final = "RAM"
-_PROCESS_BYTES: Final = 48 << 20
-"""An engine process that has loaded nothing: Python, numpy, llama.cpp. Measured on Linux."""
+_PROCESS_BYTES: Final = 50 << 20
+"""An engine process without its model, measured on Linux: 23 MiB of its own and 23 MiB of libraries' files once a worker has imported
+what it needs, the rest what llama.cpp's libraries take when a model is loaded and a first step computed."""
 _TOKEN_BYTES: Final = 165
 _MERGE_BYTES: Final = 155
 """What llama.cpp keeps of each entry of a vocabulary, and of each merge of two entries. Measured with four vocabularies."""
@@ -107,6 +108,33 @@ def memory_plan(sizes: ModelSizes, choice: Choice, gpus: Sequence[Gpu] = ()) -> 
             *(_gpu(sizes, choice, gpu, each) for gpu, each in zip(gpus, sums[1:], strict=True)),
         ),
         sizes.kept.is_exact,
+    )
+
+
+def with_draft(plan: MemoryPlan, draft: ModelSizes, gpus: Sequence[Gpu] = ()) -> MemoryPlan:
+    """Return a plan with room for a second model that drafts answers for the first one: in its process, with a context like its own.
+
+    Of the same cells, sequences, rows and type, F16 where the second one's heads take no other. It goes to the GPUs whole if
+    any layer of the first one does.
+    """
+    kv = plan.choice.kv
+    if kv.type not in possible_types(draft.kept):
+        kv = replace(kv, type=KvType.F16)
+    layers = len(draft.layers) + 1 if plan.choice.gpu_layers else 0
+    second = memory_plan(draft, Choice(kv, layers), gpus)
+    devices = tuple(_together(*needs) for needs in zip(plan.devices, second.devices, strict=True))
+    return MemoryPlan(plan.choice, devices, plan.is_exact and second.is_exact)
+
+
+def _together(first: DeviceNeed, second: DeviceNeed) -> DeviceNeed:
+    return DeviceNeed(
+        first.device,
+        weights_bytes=first.weights_bytes + second.weights_bytes,
+        mapped_bytes=first.mapped_bytes + second.mapped_bytes,
+        kv_bytes=first.kv_bytes + second.kv_bytes,
+        compute_bytes=first.compute_bytes + second.compute_bytes,
+        output_bytes=first.output_bytes + second.output_bytes,
+        process_bytes=first.process_bytes + second.process_bytes - (_PROCESS_BYTES if first.device == RAM else 0),
     )
 
 

@@ -1,6 +1,7 @@
 """The door to engines: prompts without forged turns, defaults filled in, one model at a time."""
 
 import asyncio
+import dataclasses
 import hashlib
 import os
 import signal
@@ -11,6 +12,7 @@ import pytest
 from asking import answer, end_of, text_of
 from tiny_models import CHATML, FIRST_BYTE, VOCABULARY, write_tiny_llama
 
+from pinyon.app import devices
 from pinyon.app.ask import Ask, Chat, RawText, RawTokens, SamplingChoice
 from pinyon.app.errors import ModelSlotError
 from pinyon.app.service import Service
@@ -28,6 +30,7 @@ from pinyon.engine.events import FailureKind, FinishReason
 from pinyon.engine.request import Grammar, Reasoning, SamplingParams, Text
 from pinyon.models.chat_template import Message
 from pinyon.models.errors import TemplateMissingError, TemplateRejectedError
+from pinyon.models.machine.cores import read_cores
 
 
 @pytest.fixture
@@ -124,6 +127,16 @@ async def test_more_context_needs_another_engine_and_less_does_not(service, tiny
     assert await service.load(str(tiny)) is first
     second = await service.load(str(tiny), 200)
     assert (second.context_tokens, first.state) == (200, EngineState.STOPPED)
+
+
+async def test_an_engine_computes_with_the_threads_that_suit_the_cores(tmp_path, tiny, monkeypatch):
+    """R45: a container's quota of one core, on a machine with more."""
+    quota = dataclasses.replace(read_cores(), threads=1, threads_from="the quota's whole cores")
+    monkeypatch.setattr(devices, "read_cores", lambda: quota)
+    async with Service(Folders.of_user({"PINYON_HOME": str(tmp_path)}), Settings()) as service:
+        assert (await service.load(str(tiny))).info.threads == 1
+    async with Service(Folders.of_user({"PINYON_HOME": str(tmp_path)}), Settings(threads=2)) as service:
+        assert (await service.load(str(tiny))).info.threads == 2
 
 
 async def test_a_quarantined_model_is_not_tried_again_and_others_load(service, tiny, tmp_path, monkeypatch):

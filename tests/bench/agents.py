@@ -13,7 +13,7 @@ import msgspec
 from common import finish, parse_arguments, say
 from serving import Server, llama_server, pinyon_server
 
-from pinyon.models.machine.cores import usable_threads
+from pinyon.models.machine.cores import read_cores
 
 CONVERSATIONS = 6
 TURNS = 10
@@ -117,7 +117,7 @@ def main() -> None:
             arguments.peer,
             arguments.model,
             context_tokens=CONTEXT_TOKENS,
-            threads=usable_threads(),
+            threads=read_cores().threads,
             slots=CONVERSATIONS // 2,
             options=options,
         ) as peer:

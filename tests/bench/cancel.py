@@ -23,7 +23,7 @@ from pinyon.engine.config import EngineConfig
 from pinyon.engine.loader import load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
-from pinyon.models.machine.cores import usable_threads
+from pinyon.models.machine.cores import read_cores
 
 STREAMS = 1000
 AT_ONCE = 80
@@ -40,7 +40,9 @@ def leaked(model: Path, log: Path, streams: int) -> int:
     """Return the cells that are left in the native state after so many requests were cancelled."""
     dice = random.Random(1)
     with log.open("w") as file:
-        loaded = load_engine(EngineConfig(os.fsencode(model), usable_threads(), CONTEXT_TOKENS), model, NativeLog(file))
+        loaded = load_engine(
+            EngineConfig(os.fsencode(model), read_cores().threads, CONTEXT_TOKENS), model, NativeLog(file)
+        )
         engine, before = loaded.engine, loaded.context.state_bytes()
         open_: list[str] = []
         for number in range(streams):

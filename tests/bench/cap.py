@@ -16,7 +16,7 @@ from pinyon.engine.kv_folder import open_tier
 from pinyon.engine.loader import load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
-from pinyon.models.machine.cores import usable_threads
+from pinyon.models.machine.cores import read_cores
 
 PROMPT_TOKENS = 66
 CAP_BYTES = 200 << 20
@@ -45,7 +45,7 @@ def main() -> None:
             while not is_over.wait(LOOK_S):
                 seen.append(kept_bytes(str(folder)))
 
-        config = EngineConfig(os.fsencode(path), usable_threads(), 2048, kv_ram_cap_bytes=CAP_BYTES)
+        config = EngineConfig(os.fsencode(path), read_cores().threads, 2048, kv_ram_cap_bytes=CAP_BYTES)
         loaded = load_engine(config, path, NativeLog(log))
         engine = loaded.engine
         engine.use_disk(open_tier(folder, path, loaded.context.kv_settings, CAP_BYTES))

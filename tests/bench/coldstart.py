@@ -14,7 +14,7 @@ from pathlib import Path
 
 from common import finish, parse_arguments, say
 
-from pinyon.models.machine.cores import usable_threads
+from pinyon.models.machine.cores import read_cores
 
 PROMPT = "Explain in one sentence why the sky is blue."
 RENDERED = (
@@ -59,7 +59,7 @@ def native_s(model: str, threads: int, text: str) -> float:
 
 def main() -> None:
     arguments = parse_arguments(__doc__, rounds=9)
-    threads = usable_threads()
+    threads = read_cores().threads
     ours, theirs = [], []
     with tempfile.TemporaryDirectory() as home:
         subprocess.run(

@@ -16,7 +16,7 @@ from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
 from pinyon.engine.shared_kv import SharedKv
-from pinyon.models.machine.cores import usable_threads
+from pinyon.models.machine.cores import read_cores
 
 PROMPT_TOKENS = 4000
 CAP_BYTES = 4 << 30
@@ -50,11 +50,11 @@ def main() -> None:
         folder = Path(home) / "kv"
 
         def load() -> LoadedEngine:
-            loaded = load_engine(EngineConfig(os.fsencode(path), usable_threads(), 4096), path, NativeLog(log))
+            loaded = load_engine(EngineConfig(os.fsencode(path), read_cores().threads, 4096), path, NativeLog(log))
             loaded.engine.use_disk(open_tier(folder, path, loaded.context.kv_settings, CAP_BYTES))
             return loaded
 
-        config_with_ram = EngineConfig(os.fsencode(path), usable_threads(), 4096, kv_ram_cap_bytes=CAP_BYTES)
+        config_with_ram = EngineConfig(os.fsencode(path), read_cores().threads, 4096, kv_ram_cap_bytes=CAP_BYTES)
         first = load_engine(config_with_ram, path, NativeLog(log))
         first.engine.use_disk(open_tier(folder, path, first.context.kv_settings, CAP_BYTES))
         answer(first, tokens)

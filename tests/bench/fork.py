@@ -13,7 +13,7 @@ from pinyon.engine.events import Finished
 from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
-from pinyon.models.machine.cores import usable_threads
+from pinyon.models.machine.cores import read_cores
 
 PREFIX_TOKENS = 4000
 TAIL_TOKENS = 20
@@ -52,7 +52,9 @@ def main() -> None:
     path = Path(arguments.model)
     prefix = tuple(range(1000, 1000 + PREFIX_TOKENS))
     with Path(os.devnull).open("w") as log:
-        loaded = load_engine(EngineConfig(os.fsencode(path), usable_threads(), CONTEXT_TOKENS), path, NativeLog(log))
+        loaded = load_engine(
+            EngineConfig(os.fsencode(path), read_cores().threads, CONTEXT_TOKENS), path, NativeLog(log)
+        )
         empty = loaded.context.state_bytes()
         per_token = bytes_per_token(loaded)
         before = loaded.context.state_bytes()

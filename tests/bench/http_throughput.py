@@ -15,7 +15,7 @@ from pathlib import Path
 from common import finish, paired_ratio, parse_arguments, say
 from serving import Server, Streamed, llama_server, pinyon_server, wave
 
-from pinyon.models.machine.cores import usable_threads
+from pinyon.models.machine.cores import read_cores
 
 CLIENTS = (1, 8)
 ANSWER_TOKENS = 128
@@ -99,7 +99,7 @@ def figures(ours: Side, theirs: Side) -> dict[str, object]:
 
 def main() -> None:
     arguments = parse_arguments(__doc__, rounds=15, peer="llama-server of llama.cpp")
-    threads = usable_threads()
+    threads = read_cores().threads
     with (
         tempfile.TemporaryDirectory() as home,
         pinyon_server(arguments.model, home, context_tokens=CONTEXT_TOKENS) as our_server,

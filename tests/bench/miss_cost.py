@@ -20,7 +20,7 @@ from pinyon.engine.kv_folder import open_tier
 from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
-from pinyon.models.machine.cores import usable_threads
+from pinyon.models.machine.cores import read_cores
 
 PROMPT_TOKENS = 512
 CAP_BYTES = 1 << 30
@@ -60,7 +60,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home, (Path(home) / "log").open("w") as log:
         engines = {}
         for use_cache in (True, False):
-            config = EngineConfig(os.fsencode(path), usable_threads(), 4096, kv_ram_cap_bytes=CAP_BYTES)
+            config = EngineConfig(os.fsencode(path), read_cores().threads, 4096, kv_ram_cap_bytes=CAP_BYTES)
             engines[use_cache] = load_engine(config, path, NativeLog(log))
         settings = engines[True].context.kv_settings
         engines[True].engine.use_disk(open_tier(Path(home) / "kv", path, settings, CAP_BYTES))

@@ -22,7 +22,7 @@ from pinyon.engine.config import EngineConfig, Limits
 from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
-from pinyon.models.machine.cores import usable_threads
+from pinyon.models.machine.cores import read_cores
 
 REQUESTS = 16
 PROMPT_TOKENS, ANSWER_TOKENS = 128, 128
@@ -39,7 +39,7 @@ def main() -> None:
 
         def load(context_tokens: int) -> LoadedEngine:
             config = EngineConfig(
-                os.fsencode(path), usable_threads(), context_tokens, 1 << 30, limits=Limits(long_share=1.0)
+                os.fsencode(path), read_cores().threads, context_tokens, 1 << 30, limits=Limits(long_share=1.0)
             )
             return load_engine(config, path, NativeLog(log))
 

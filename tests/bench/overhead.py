@@ -17,7 +17,7 @@ from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import Context, NativeLog
 from pinyon.engine.request import GenerateRequest, SamplingParams, Text
 from pinyon.engine.sampler import Sampler
-from pinyon.models.machine.cores import usable_threads
+from pinyon.models.machine.cores import read_cores
 
 BATCHES = (1, 8)
 STEPS = 200
@@ -53,7 +53,7 @@ def main() -> None:
     inside.wrap(Sampler, "choose")
     with Path(os.devnull).open("w", encoding="utf-8") as null:
         path = Path(arguments.model)
-        config = EngineConfig(os.fsencode(path), usable_threads(), 4096)
+        config = EngineConfig(os.fsencode(path), read_cores().threads, 4096)
         loaded = load_engine(config, path, NativeLog(null))
         result: dict[str, object] = {"model": path.name}
         for batch in BATCHES:

@@ -16,7 +16,7 @@ import httpx
 from common import finish, parse_arguments, say
 from serving import Server, llama_server, pinyon_server, streamed_or_refused
 
-from pinyon.models.machine.cores import usable_threads
+from pinyon.models.machine.cores import read_cores
 
 DEADLINE_S = 5.0
 SECONDS = 60.0
@@ -115,7 +115,7 @@ def main() -> None:
             arguments.peer,
             arguments.model,
             context_tokens=CONTEXT_TOKENS,
-            threads=usable_threads(),
+            threads=read_cores().threads,
             slots=AT_ONCE,
             options=("--kv-unified", *arguments.peer_option),
         ) as peer:

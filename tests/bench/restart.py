@@ -17,7 +17,7 @@ import psutil
 from common import finish, parse_arguments, say
 from serving import Server, llama_server, pinyon_server, wave
 
-from pinyon.models.machine.cores import usable_threads
+from pinyon.models.machine.cores import read_cores
 
 DOCUMENT_WORDS = 7900
 CONTEXT_TOKENS = 9216
@@ -59,7 +59,7 @@ def drop_from_page_cache(folder: Path) -> None:
 
 def main() -> None:
     arguments = parse_arguments(__doc__, rounds=3, peer="llama-server of llama.cpp", needs_peer=False)
-    threads = usable_threads()
+    threads = read_cores().threads
     warm: list[float] = []
     from_disk: list[float] = []
     with tempfile.TemporaryDirectory() as home:

@@ -19,7 +19,7 @@ from pinyon.engine.events import Chunk, Failed, Finished
 from pinyon.engine.grammar import json_schema
 from pinyon.engine.grammar_check import GrammarChecker
 from pinyon.engine.request import GenerateRequest, Grammar, SamplingParams, Text
-from pinyon.models.machine.cores import usable_threads
+from pinyon.models.machine.cores import read_cores
 
 BATCHES = (1, 8)
 ANSWER_TOKENS = 128
@@ -95,7 +95,7 @@ def check(answer: str, tokens: int, *, is_record: bool) -> None:
 
 
 async def measure(model: str, rounds: int) -> dict[str, object]:
-    threads = usable_threads()
+    threads = read_cores().threads
     log = Path(tempfile.mkdtemp()) / "engine.log"
     grammar = await GrammarChecker().check(json_schema(SCHEMA))
     client = EngineClient(EngineConfig(os.fsencode(model), threads, CELLS), log)

@@ -22,7 +22,7 @@ from common import finish, say
 from pinyon.app.machine_speed import measure_speed
 from pinyon.app.settings import Folders
 from pinyon.models.gguf_header import read_header
-from pinyon.models.machine.cores import usable_threads
+from pinyon.models.machine.cores import read_cores
 from pinyon.models.machine.weight_speed import WeightSpeed
 from pinyon.models.speed_prediction import CLIENTS, Speed, much_faster_type, predicted_speed
 
@@ -118,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, nargs="+", type=Path, metavar="FILE", help="GGUF files")
     parser.add_argument("--rounds", type=int, default=5, help="of measurements of all files (default %(default)s)")
-    arguments, threads = parser.parse_args(), usable_threads()
+    arguments, threads = parser.parse_args(), read_cores().threads
     with tempfile.TemporaryDirectory() as folder:
         home = Folders.of_user({"PINYON_HOME": folder})
         started = time.perf_counter()

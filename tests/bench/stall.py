@@ -23,7 +23,7 @@ from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import NativeLog
 from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
 from pinyon.engine.step_budget import Step, StepBudget
-from pinyon.models.machine.cores import usable_threads
+from pinyon.models.machine.cores import read_cores
 
 READERS = 4
 PROMPT_TOKENS = 8000
@@ -126,7 +126,7 @@ async def over_http(server: Server, question: list[int]) -> tuple[float, float]:
 
 def main() -> None:
     arguments = parse_arguments(__doc__, rounds=2, peer="llama-server of llama.cpp", needs_peer=False)
-    path, dice, threads = Path(arguments.model), random.Random(1), usable_threads()
+    path, dice, threads = Path(arguments.model), random.Random(1), read_cores().threads
     with tempfile.TemporaryDirectory() as home, (Path(home) / "log").open("w") as log:
         loaded = load_engine(EngineConfig(os.fsencode(path), threads, CONTEXT_TOKENS), path, NativeLog(log))
         stalled(loaded, dice, None, 500)  # the cost model learns

@@ -18,7 +18,7 @@ from pinyon.engine.config import EngineConfig
 from pinyon.engine.context_shape import MAX_SEQUENCES
 from pinyon.engine.events import Failed, Finished, FinishReason
 from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
-from pinyon.models.machine.cores import usable_threads
+from pinyon.models.machine.cores import read_cores
 
 BATCHES = (1, 4, 8, 16)
 ANSWER_TOKENS = 32
@@ -53,7 +53,7 @@ async def engine_seconds(client: EngineClient, tokens: list[list[int]], sampling
 
 
 async def measure(model: str, rounds: int) -> dict[str, object]:
-    threads = usable_threads()
+    threads = read_cores().threads
     bare = BareModel(model, cells=CELLS, sequences=MAX_SEQUENCES, threads=threads)
     log = Path(tempfile.mkdtemp()) / "engine.log"
     client = EngineClient(EngineConfig(os.fsencode(model), threads, CELLS), log)

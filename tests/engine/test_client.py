@@ -163,10 +163,13 @@ async def test_a_real_worker_tells_its_meters_and_what_it_would_find(clients, ti
     assert str(refusal.value) == end_of(await answer(client, ask("c", "x" * 300))).message
 
 
-async def test_a_model_that_kills_its_worker_twice_is_quarantined(clients, tmp_path):
+@pytest.mark.parametrize("name", ["SIGABRT", "SIGSEGV", "SIGBUS", "SIGKILL"])
+async def test_a_model_that_kills_its_worker_twice_is_quarantined(clients, tmp_path, name):
+    """A3: two starts, and no third one."""
     started = tmp_path / "started"
-    client = clients(config_of_nothing(), command=fake_worker(f"open({str(started)!r}, 'a').write('x')\nos.abort()"))
-    with pytest.raises(ModelQuarantinedError, match=r"nothing\.gguf is quarantined: .* died 2 times .* SIGABRT"):
+    dies = f"open({str(started)!r}, 'a').write('x')\nos.kill(os.getpid(), {int(signal.Signals[name])})\ntime.sleep(60)"
+    client = clients(config_of_nothing(), command=fake_worker(dies))
+    with pytest.raises(ModelQuarantinedError, match=rf"nothing\.gguf is quarantined: .* died 2 times .* {name}"):
         await client.start()
     failed = end_of(await answer(client, ask("a")))
     assert failed.kind is FailureKind.LOAD_FAILED

@@ -9,9 +9,16 @@ from split_models import split_gguf
 from tiny_architectures import WRITERS
 from tiny_models import write_tiny_bpe, write_tiny_llama
 
+from pinyon.models.description import describe
 from pinyon.models.errors import ModelError, ModelFileError
 from pinyon.models.gguf_header import check_runnable, parse_header, read_header
+from pinyon.models.gguf_reader import ValueType
+from pinyon.models.memory.kv import KvChoice
+from pinyon.models.memory.plan import Choice, memory_plan
+from pinyon.models.memory.sizes import model_sizes
 from pinyon.models.split_files import headers_of
+
+from .gguf_files import Array, tiny
 
 
 def sound_models(folder):
@@ -30,9 +37,12 @@ def flipped(data, header_bytes, chance):
 def outcome_of(data, path, loader):
     """What becomes of a file: Python refuses it, or llama.cpp gets it, in a child."""
     try:
-        check_runnable(parse_header(data, len(data)))
+        header = parse_header(data, len(data))
+        check_runnable(header)
     except ModelFileError:
         return "refused"
+    describe((header,))
+    memory_plan(model_sizes((header,)), Choice(KvChoice(4096, 8, 512)))
     path.write_bytes(data)
     answer = loader.load(path)
     assert answer in {"loaded", "died"} or answer.startswith("cannot load")
@@ -113,3 +123,32 @@ def test_a_death_is_seen_and_the_next_file_is_loaded_all_the_same(tmp_path, tiny
     with Loader() as loader:
         assert [loader.load(path) for path in (tiny, fatal, tiny)] == ["loaded", "died", "loaded"]
         assert loader.deaths == [fatal]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("misspelt", ["<0x-1>", "<0xZZ>", "<0x4 >", ""])
+def test_a_byte_that_is_none_is_refused_also_in_plamo2_s_vocabulary(tmp_path, misspelt):
+    """A4: the same file with right bytes gets further."""
+    spelt = [f"<0x{byte:02X}>" for byte in range(256)]
+    wrong = [misspelt if token == "<0x41>" else token for token in spelt]
+    answers = []
+    with Loader() as loader:
+        for number, tokens in enumerate((spelt, wrong)):
+            path = tmp_path / f"{number}.gguf"
+            path.write_bytes(plamo2(tokens))
+            answers.append(loader.load(path))
+        assert loader.deaths == []
+    assert "is not set" not in answers[0]
+    assert "Byte token for <0x65> is not set" in answers[1]
+
+
+def plamo2(tokens):
+    """A header with PLaMo 2's vocabulary, whose bytes are tokens 1 to 256."""
+    texts = ("<unk>", *tokens)
+    file = tiny(tokens=len(texts)).with_value("tokenizer.ggml.model", ValueType.STRING, "plamo2")
+    return (
+        file.with_value("llama.attention.layer_norm_rms_epsilon", ValueType.FLOAT32, 1e-5)
+        .with_value("tokenizer.ggml.tokens", ValueType.ARRAY, Array(ValueType.STRING, texts))
+        .with_value("tokenizer.ggml.token_type", ValueType.ARRAY, Array(ValueType.INT32, (2,) + (6,) * len(tokens)))
+        .encode()
+    )

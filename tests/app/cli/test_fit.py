@@ -31,6 +31,24 @@ def test_json_is_data(tmp_path, tiny):
     assert done.stderr == b""
 
 
+def test_a_second_model_has_room_beside_it(tmp_path, tiny):
+    def shares(*options):
+        done = pinyon(tmp_path / "home", "fit", "qwen2.5-coder:1.5b", "--context", 4096, *options, "--json")
+        (found,) = json.loads(done.stdout)
+        return found["devices"][0]["weights_bytes"], found["devices"][0]["kv_bytes"]
+
+    alone, beside = shares(), shares("--draft", tiny)
+    (small,) = json.loads(pinyon(tmp_path / "home", "fit", tiny, "--json").stdout)
+    assert beside[0] == alone[0] + small["devices"][0]["weights_bytes"]
+    assert beside[1] == alone[1] + 4096 * 256
+    table = pinyon(tmp_path / "home", "fit", "gemma3", "--draft", "smollm2").stdout.decode()
+    assert "smollm2" in table
+
+
+def test_a_second_model_that_has_no_room(tmp_path, tiny):
+    assert_refused(pinyon(tmp_path / "home", "fit", tiny, "--draft", "nothing"), 3, "no model named nothing")
+
+
 def test_a_file_that_does_not_fit(nothing_free, tiny):
     done = pinyon(nothing_free, "fit", tiny)
     assert done.returncode == 4

@@ -21,6 +21,7 @@ def test_a_model_is_shown_by_name_and_by_path(tmp_path, tiny):
     rows = {line[:13].strip(): line[13:] for line in lines}
     assert rows["architecture"] == "llama"
     assert rows["context"] == f"{CONTEXT} tokens, as trained"
+    assert rows["KV"] == "a token: 0.2 KiB as f16"
     assert rows["vocabulary"] == f"{VOCABULARY} tokens (llama)"
     assert rows["template"] == f"{len(CHATML)} characters (--template shows it)"
     assert rows["licence"] == "not said in the file"
@@ -38,6 +39,7 @@ def test_as_json_all_of_it_is_there(tmp_path, tiny):
     assert [file["size_bytes"] for file in about["files"]] == [path.stat().st_size for path in parts]
     assert [file["sha256"] for file in about["files"]] == [None] * 3
     assert (about["name"], about["source"], about["context_tokens"]) == ("big", "path", CONTEXT)
+    assert about["kv_bytes_per_token"] == {"f16": 256}
     assert about["chat_template"] == CHATML
     assert {group["group"] for group in about["groups"]} >= {
         "attention",

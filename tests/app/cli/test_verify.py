@@ -1,6 +1,7 @@
 """`pinyon verify`: a line for each model, and an exit code that says whether one is damaged."""
 
 import hashlib
+import json
 
 from command_line import assert_refused, pinyon
 from other_stores import ollama_model
@@ -33,7 +34,12 @@ def test_damage_inside_a_finished_file_is_found(tmp_path, tiny):
     assert (code, lines[0][:2]) == (3, ["mine", "damaged"])
     assert lines[0][2].endswith("get the file again from where it came")
     assert verified(tmp_path, "tiny")[0] == 0
-    assert verified(tmp_path)[0] == 3
+    code, lines, _ = verified(tmp_path)
+    assert code == 3
+    done = pinyon(tmp_path, "verify", "--json")
+    assert done.returncode == 3
+    told = json.loads(done.stdout)
+    assert [[each["name"], each["verdict"], each["detail"]] for each in told] == lines
 
 
 def test_what_is_not_here_is_told(tmp_path):

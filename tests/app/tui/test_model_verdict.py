@@ -61,10 +61,10 @@ def test_a_small_machine():
 def test_what_was_given_up_is_said():
     found = judged(row_of("qwen2.5-coder:0.5b"), Here(Budget(700 * MIB), SPEED), Wish())
     assert verdict_lines(found) == [
-        "RAM ██████████████████████████▓▓▓▓▒▒▒▒▒▒▒▒▒▒ 700 MiB of 700 MiB",
+        "RAM ██████████████████████████▓▓▓▓▒▒▒▒▒▒▒▒▒▒ 699 MiB of 700 MiB",
         LEGEND,
-        "fits with 5,120 tokens of context, KV in f16",
-        "a context of 5,120 tokens instead of the usual 32,768",
+        "fits with 4,864 tokens of context, KV in f16",
+        "a context of 4,864 tokens instead of the usual 32,768",
         "Q4_K_M, 6.2 bits per weight: about 0.03 nats",
         "predicted 201 tok/s, 8 clients 572, prompts 2,221",
     ]

@@ -98,6 +98,40 @@ def test_models_of_lm_studio_are_also_called_by_their_repo(tmp_path):
     }
 
 
+def test_where_lm_studio_keeps_its_models(tmp_path):
+    usual = (tmp_path / ".lmstudio" / "models", tmp_path / ".cache" / "lm-studio" / "models")
+    assert lmstudio.roots(tmp_path, {}) == usual
+    (tmp_path / ".lmstudio").mkdir()
+    settings = tmp_path / ".lmstudio" / "settings.json"
+    settings.write_text('{"downloadsFolder": "/big/models", "language": "en"}')
+    assert lmstudio.roots(tmp_path, {}) == (Path("/big/models"), usual[1])
+    (tmp_path / ".lmstudio-home-pointer").write_text(f"{tmp_path}/moved\n")
+    assert lmstudio.roots(tmp_path, {}) == (tmp_path / "moved" / "models", Path("/big/models"), usual[1])
+    (tmp_path / ".lmstudio-home-pointer").write_text(f"{tmp_path}/.lmstudio")
+    assert lmstudio.roots(tmp_path, {}) == (Path("/big/models"), usual[1])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b"{}",
+        b'{"downloadsFolder": 7}',
+        b'{"downloadsFolder": ""}',
+        b'{"x": "\xff"}',
+        b'{"downloadsFolder": "/a\\u0000"}',
+    ],
+)
+def test_settings_of_lm_studio_that_name_no_folder_leave_the_usual_one(tmp_path, settings):
+    (tmp_path / ".lmstudio").mkdir()
+    (tmp_path / ".lmstudio" / "settings.json").write_bytes(settings)
+    (tmp_path / ".lmstudio-home-pointer").write_bytes(b"/a\0b")
+    assert lmstudio.roots(tmp_path, {})[0] == tmp_path / ".lmstudio" / "models"
+
+
 # the hub's cache
 
 

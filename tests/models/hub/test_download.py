@@ -158,6 +158,8 @@ def test_a_verified_file_is_not_fetched_again_and_a_damaged_one_is(hub, models, 
         ),
         ("compresses", "the hub sent compressed bytes"),
         ("is_web_page", "the hub sent a web page"),
+        ("adds_to_size", "the hub sent a file of 3000001 bytes instead of 3000000"),
+        ("shifts_range_by", "the hub sent other bytes than those from 0 on"),
     ],
 )
 def test_what_arrives_wrong_leaves_nothing_that_looks_whole(hub, models, pulled, fault, message):
@@ -167,6 +169,42 @@ def test_what_arrives_wrong_leaves_nothing_that_looks_whole(hub, models, pulled,
     assert not (models / "hub" / "owner" / "repo" / NAME).exists()
     setattr(hub.faults, fault, False)
     assert pulled() == [DATA]
+
+
+def test_a_range_that_the_hub_does_not_have_keeps_what_is_here(hub, models, pulled):
+    with pytest.raises(KeyboardInterrupt):
+        pulled(stopped_at(1_000_000))
+    here = partial_of(models).stat().st_size
+    hub.faults.refusals = [(416, {"Content-Range": "bytes */5"})]
+    with pytest.raises(DownloadError, match="the hub answered with status 416"):
+        pulled()
+    assert partial_of(models).stat().st_size == here
+    assert pulled() == [DATA]
+
+
+def test_a_file_that_changes_between_two_tries_is_not_put_together(hub, models, pulled):
+    hub.faults.cuts, hub.faults.changes_etag = [1_000_000], True
+    with pytest.raises(DownloadError, match="the hub sent another file than a moment ago"):
+        pulled()
+    assert not (models / "hub" / "owner" / "repo" / NAME).exists()
+
+
+def test_a_file_gets_its_name_when_its_bytes_are_on_the_disk_and_then_its_folder_is(pulled, models, monkeypatch):
+    order: list[str] = []
+
+    def noted(name, function):
+        def call(*arguments):
+            order.append(name)
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", noted("bytes", os.fsync))
+    monkeypatch.setattr(download, "sha256_of", noted("digest", download.sha256_of))
+    monkeypatch.setattr(Path, "replace", noted("name", Path.replace))
+    monkeypatch.setattr(download, "sync_folder", noted("folder", lambda _folder: None))
+    pulled()
+    assert order == ["bytes", "digest", "name", "folder"]
 
 
 def test_without_the_check_of_the_digest_damage_would_pass(hub, pulled, monkeypatch):

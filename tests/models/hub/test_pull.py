@@ -1,6 +1,8 @@
 """From an address to a record: on the hub, in its cache, or here already; a name that says what it is."""
 
+import errno
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -177,6 +179,21 @@ def test_a_read_only_cache_is_enough(hub, pulled):
     for path in folders:
         if path.is_dir():
             path.chmod(0o700)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="other locks there")
+def test_a_cache_whose_file_system_has_neither_links_nor_locks_is_enough(hub, pulled, monkeypatch):
+    snapshot = cache(REPO, {"L-Q4_K_M.gguf": MODEL})
+    (snapshot / "L-Q4_K_M.gguf").unlink()
+    (snapshot / "L-Q4_K_M.gguf").write_bytes(MODEL)
+    shutil.rmtree(snapshot.parent.parent / "blobs")
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert pulled(REPO).path == snapshot / "L-Q4_K_M.gguf"
+    assert hub.asked == []
 
 
 @pytest.mark.parametrize("damage", ["a shard is missing", "the blob is gone", "it is a file"])

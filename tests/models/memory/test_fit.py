@@ -114,18 +114,31 @@ def test_the_largest_context_is_the_last_that_fits(models):
     assert largest_context(sizes, Budget(MIB), shape) == 0
 
 
+def test_a_draft_model_takes_its_room_from_the_first_ones_context(models):
+    sizes = models["llama"]
+    budget = Budget(memory_plan(sizes, Choice(shape(USUAL_CONTEXT, sizes))).total_bytes)
+    assert fit(sizes, budget, shape).context_tokens == USUAL_CONTEXT
+    both = fit(sizes, budget, shape, Wish(draft=sizes))
+    alone = memory_plan(sizes, both.plan.choice)
+    assert both.fits
+    assert both.context_tokens < USUAL_CONTEXT
+    assert both.plan.ram.kv_bytes == 2 * alone.ram.kv_bytes
+    assert largest_context(sizes, budget, shape, sizes) == both.context_tokens < largest_context(sizes, budget, shape)
+
+
 @given(
     name=st.sampled_from(sorted(ZOO)),
     ram=st.integers(40 * MIB, 400 * MIB),
     gpus=st.lists(st.integers(MIB, 200 * MIB), max_size=2),
     context=st.none() | st.integers(300, 1 << 17),
     kv_type=st.none() | st.sampled_from(KvType),
+    draft=st.none() | st.sampled_from(sorted(ZOO)),
 )
 @settings(max_examples=800, deadline=None)
-def test_nothing_that_is_called_fitting_exceeds_its_budget(models, name, ram, gpus, context, kv_type):
+def test_nothing_that_is_called_fitting_exceeds_its_budget(models, name, ram, gpus, context, kv_type, draft):
     sizes = models[name]
     budget = Budget(ram, tuple((f"GPU{number}", free) for number, free in enumerate(gpus)))
-    found = fit(sizes, budget, shape, Wish(context, kv_type))
+    found = fit(sizes, budget, shape, Wish(context, kv_type, draft=None if draft is None else models[draft]))
     needs = {need.device: need.total_bytes for need in found.plan.devices}
     allowed = {RAM: ram, **dict(budget.gpus)}
     over = {device: need - allowed[device] for device, need in needs.items() if need > allowed[device]}

@@ -1,6 +1,7 @@
 """Where weights, KV and buffers go."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,8 @@ from architecture_zoo import ZOO
 
 from pinyon.engine.native import Model, NativeLog
 from pinyon.models.gguf_header import read_header
-from pinyon.models.memory.kv import KvChoice, kv_bytes
-from pinyon.models.memory.plan import RAM, Choice, Gpu, memory_plan
+from pinyon.models.memory.kv import KvChoice, KvType, kv_bytes
+from pinyon.models.memory.plan import RAM, Choice, Gpu, memory_plan, with_draft
 from pinyon.models.memory.sizes import model_sizes
 
 MIB = 1 << 20
@@ -73,6 +74,30 @@ def test_experts_can_stay_in_ram(experts):
     assert all_there.devices[1].weights_bytes - one_here.devices[1].weights_bytes == experts.layers[0].experts > 0
     assert one_here.ram.weights_bytes - all_there.ram.weights_bytes == experts.layers[0].experts
     assert one_here.devices[1].kv_bytes == all_there.devices[1].kv_bytes
+
+
+@pytest.mark.parametrize("gpu_layers", [0, 1, 3])
+def test_a_draft_model_takes_what_it_would_alone_less_a_process(llama, experts, gpu_layers):
+    gpus = (Gpu("GPU0", 1.0),)
+    first = memory_plan(experts, Choice(KV, gpu_layers), gpus)
+    second = memory_plan(llama, Choice(KV, 3 if gpu_layers else 0), gpus)
+    both = with_draft(first, llama, gpus)
+    assert both.choice == first.choice
+    for kind in ("weights_bytes", "mapped_bytes", "kv_bytes", "compute_bytes", "output_bytes"):
+        sums = [getattr(one, kind) + getattr(two, kind) for one, two in zip(first.devices, second.devices, strict=True)]
+        assert [getattr(need, kind) for need in both.devices] == sums
+    alone = memory_plan(llama, Choice(KV)).ram.process_bytes
+    process = 50 * MIB
+    assert first.ram.process_bytes < both.ram.process_bytes <= first.ram.process_bytes + alone - process
+    assert both.devices[1].process_bytes == 0
+
+
+def test_a_draft_models_keys_and_values_have_a_type_that_they_can_have(llama):
+    eight_bits = replace(KV, type=KvType.Q8_0)
+    plan = memory_plan(llama, Choice(eight_bits))
+    other = replace(llama, kept=replace(llama.kept, head_elements=(20,)))
+    assert with_draft(plan, llama).ram.kv_bytes == 2 * kv_bytes(llama.kept, eight_bits)
+    assert with_draft(plan, other).ram.kv_bytes == kv_bytes(llama.kept, eight_bits) + kv_bytes(llama.kept, KV)
 
 
 def test_weights_that_the_cpu_rewrites_are_no_pages_of_the_file(tmp_path):
