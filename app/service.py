@@ -152,14 +152,7 @@ class Service:
         known = self.called(name)
         record = known.record if known is not None else await asyncio.to_thread(self._runnable, name)
         kit, slots = self._kit, self._residents
-        wanted = WantedModel(
-            record,
-            context_tokens,
-            kit,
-            slots.held,
-            lambda: slots.everywhere,
-            is_forced=is_forced,
-        )
+        wanted = WantedModel(record, context_tokens, kit, slots.held, is_forced=is_forced)
         with contextlib.ExitStack() as listening:
 
             def on_hold(slot: Slot) -> None:
@@ -224,8 +217,7 @@ class Service:
 
     async def __aenter__(self) -> Self:
         def claimed() -> KvBudget:
-            kit = self._kit
-            return self._claim.claimed(kv_budget(kit.folders, kit.settings, several=self._several))
+            return self._claim.claimed(kv_budget(self._kit.folders, self._kit.settings))
 
         self._kit.kv = await asyncio.to_thread(claimed)
         return self

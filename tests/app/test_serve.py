@@ -337,7 +337,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers_and_loaded_all_the_same_w
         settings.write("[headroom_mib]\nRAM = 100000000\n")
 
     def refused_and_forced():
-        assert_refused(pinyon(home, *ANSWER, "hello"), 4, "tiny needs", "0 MiB of RAM are free for it", "--force")
+        assert_refused(pinyon(home, *ANSWER, "hello"), 4, "tiny needs", " 0 MiB are free for it", "--force")
         forced = pinyon(home, *ANSWER, "--force", "hello")
         assert (forced.returncode, b"MiB more of RAM than is free" in forced.stderr) == (0, True)
         return forced.stdout
