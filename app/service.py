@@ -102,6 +102,11 @@ class Service:
         return tuple(slot.model for slot in self._residents.here if slot.model is not None)
 
     @property
+    def loading(self) -> tuple[Slot, ...]:
+        """Those that are being loaded, the last asked for first."""
+        return tuple(slot for slot in self._residents.here if slot.model is None)
+
+    @property
     def loaded(self) -> LoadedModel | None:
         """The model in memory that was used last."""
         return next(iter(self.models), None)

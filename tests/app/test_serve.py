@@ -168,8 +168,9 @@ def test_ps_shows_the_server(home, server):
     planned = model["memory"]
     assert (planned["kv_type"], planned["kv_bytes"], planned["compromises"]) == ("f16", 256 * 2 * 2 * 32 * 2, [])
     assert planned["ram_bytes"] > planned["weights_bytes"] > 0
+    assert planned["taken"]["kv_bytes"] == pytest.approx(planned["kv_bytes"], abs=(1 << 20) // 100)
     table = pinyon(home, "ps").stdout.decode()
-    meters = ("0 of 256 tokens in use", "MB in memory", "used by the engine", "of RAM: weights")
+    meters = ("0 of 256 tokens in use", "MB in memory", "used by the engine", "of RAM: weights", "as llama.cpp tells")
     for words in ("tiny (context 256 tokens", server.url, str(server.pid), "0 running, 0 waiting", *meters):
         assert words in table
 

@@ -23,6 +23,7 @@ from pinyon.app.kv_budget import LEAST_RAM_BYTES
 from pinyon.app.service import Service
 from pinyon.app.settings import Folders, Settings
 from pinyon.engine.client import EngineState
+from pinyon.engine.kv_folder import size_bytes
 from pinyon.models.machine.ram import Ram
 from pinyon.models.memory.fit import Budget, Wish, fit
 from pinyon.models.split_files import headers_of
@@ -97,6 +98,21 @@ async def test_what_fits_together_answers_together(folders, machine, tiny, other
         assert texts[0][0] == texts[2][0] != texts[1][0]
         assert names(service) == ["other", "tiny"]
         assert all(model.compromises == () for model in service.models)
+
+
+async def test_a_model_that_is_being_loaded_is_seen_before_it_is_there(folders, machine, tiny, other):
+    async with serving(folders, machine) as service:
+        await service.load(str(other))
+        seen = []
+
+        def on_progress(fraction):
+            (slot,) = service.loading
+            seen.append((slot.name, slot.loaded_share == fraction, service.engine_state, names(service)))
+
+        await service.load(str(tiny), on_progress=on_progress)
+        assert seen
+        assert set(map(str, seen)) == {str(("tiny", True, EngineState.LOADING, ["other"]))}
+        assert (service.loading, names(service)) == ((), ["other", "tiny"])
 
 
 async def test_what_does_not_fit_together_takes_turns_and_finds_its_kv_again(folders, machine, tiny, other):
@@ -213,7 +229,7 @@ async def test_what_may_be_kept_on_disk_is_never_exceeded_by_several(folders, ma
                 await answered(model, ask(prompt, 1))
 
         def kept_bytes():
-            return sum(path.stat().st_size for path in folders.kv.glob("*/*.kv"))
+            return sum(map(size_bytes, folders.kv.glob("*/")))
 
         first = await service.load(str(tiny))
         await fill(first)
