@@ -119,12 +119,12 @@ class Slot(Resident):
         disk_bytes = 0 if kv.folder is None or config.kv_folder is None else kv.disk_cap_bytes // models
         if (ram_bytes, disk_bytes) == (config.kv_ram_cap_bytes, config.kv_disk_cap_bytes):
             return
-        unused_bytes = 0 if kv.folder is None else await asyncio.to_thread(kv_folder.unused_bytes, kv.folder)
         try:
+            unused_bytes = 0 if kv.folder is None else await asyncio.to_thread(kv_folder.unused_bytes, kv.folder)
             await self.engine.resize_kv(ram_bytes, disk_bytes, unused_bytes)
         except EngineCrashedError:
             pass  # it holds nothing any more, and starts again with what it was told
-        except EngineError:
+        except (EngineError, OSError):
             return
         self.config = msgspec.structs.replace(config, kv_ram_cap_bytes=ram_bytes, kv_disk_cap_bytes=disk_bytes)
         self.cache_bytes = ram_bytes

@@ -217,6 +217,20 @@ async def test_one_alone_has_all_that_may_be_kept_and_gives_up_half_for_another_
         assert (await answered(first))[1].cache.cached >= 64
 
 
+async def test_what_cannot_be_given_up_is_not_granted_to_another_one(folders, machine, tiny, other, monkeypatch):
+    def unused_bytes(_folder):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr("pinyon.engine.kv_folder.unused_bytes", unused_bytes)
+    shared = Settings(threads=1, cache_ram_mib=400, cache_disk_mib=100, headroom_mib={"RAM": 0})
+    async with serving(folders, machine, shared) as service:
+        await service.load(str(tiny))
+        second = await service.load(str(other))
+        granted = [(slot.cache_bytes, slot.config.kv_disk_cap_bytes) for slot in service._residents.here]
+        assert granted == [(0, 0), (400 * MIB, 100 * MIB)]
+        assert (await answered(second))[1].usage.completion_tokens == 8
+
+
 async def test_what_may_be_kept_on_disk_is_never_exceeded_by_several(folders, machine, tiny, other):
     """Each prompt is another one, so each model fills what it may."""
     settings = Settings(threads=1, cache_ram_mib=1, cache_disk_mib=1, headroom_mib={"RAM": 0})
