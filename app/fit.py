@@ -1,7 +1,7 @@
 """Whether a model fits into what is free on this machine, and how: its header's sizes, the engine's layout, the settings' wishes."""
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pinyon.app.counted import memory
@@ -50,6 +50,31 @@ def told(fit: Fit) -> tuple[str, ...]:
     """Return what was given up, and what is lacking all the same, in words."""
     lacking = (f"{memory(size)} more of {device} than is free: slow, or killed" for device, size in fit.lacking)
     return (*(compromise.text for compromise in fit.compromises), *lacking)
+
+
+def remedy(fit: Fit, budget: Budget) -> str:
+    """Return what a model that does not fit needs, what is free, and what would have to change; empty where it fits."""
+    if fit.fits:
+        return ""
+    free = {RAM: budget.ram_bytes, **dict(budget.gpus)}
+    needed = {device: free[device] + size for device, size in fit.lacking}
+    lacking_bytes = sum(size for _, size in fit.lacking)
+    weights_bytes = sum(need.weights_bytes for need in fit.plan.devices)
+    smaller = (
+        f", or weights of at most {memory(weights_bytes - lacking_bytes)} taken instead of {memory(weights_bytes)}"
+        if lacking_bytes < weights_bytes
+        else ""
+    )
+    return (
+        f"needs {_each(needed)}, {_each({device: free[device] for device in needed})} are free for it: {memory(lacking_bytes)} more would"
+        f" have to be free for {fit.context_tokens:,} tokens of context{smaller}"
+    )
+
+
+def _each(bytes_of: Mapping[str, int]) -> str:
+    return " and ".join(
+        memory(size) if device == RAM else f"{memory(size)} of {device}" for device, size in bytes_of.items()
+    )
 
 
 def layout(context_tokens: int, sizes: ModelSizes, full_window: bool) -> KvChoice:

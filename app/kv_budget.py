@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -32,8 +32,7 @@ LEAST_RAM_BYTES: Final = 64 * MIB
 class KvBudget(NamedTuple):
     """Caps in bytes, of all models together. Without a `folder` nothing is kept on disk, and `why_no_disk` says why.
 
-    A model is granted all that is left of them; where `several` may come, half of it. Unless a setting `is_asked` for, the cap of RAM gives
-    way to what models need.
+    Each of the models in memory is granted an equal part of them. Unless a setting `is_asked` for, the cap of RAM gives way to what models need.
     """
 
     ram_cap_bytes: int
@@ -41,33 +40,32 @@ class KvBudget(NamedTuple):
     folder: Path | None = None
     why_no_disk: str = ""
     is_asked: bool = False
-    several: bool = False
 
-    def reserved_bytes(self, granted: Iterable[int]) -> int:
+    def reserved_bytes(self, granted: Sequence[int]) -> int:
         """Return how much RAM is set aside before it is chosen how the next model is loaded; `granted` have those before."""
-        most = self._share(self.ram_cap_bytes, granted)
+        most = _next_part(self.ram_cap_bytes, granted)
         return most if self.is_asked else min(most, LEAST_RAM_BYTES)
 
-    def granted_ram(self, granted: Iterable[int], left_bytes: int) -> int:
+    def granted_ram(self, granted: Sequence[int], left_bytes: int) -> int:
         """Return the next model's cap of RAM where it leaves so many bytes."""
-        given = [*granted]
-        most = self._share(self.ram_cap_bytes, given)
-        return max(self.reserved_bytes(given), min(most, left_bytes))
+        most = _next_part(self.ram_cap_bytes, granted)
+        return max(self.reserved_bytes(granted), min(most, left_bytes))
 
-    def granted_disk(self, granted: Iterable[int]) -> int:
+    def granted_disk(self, granted: Sequence[int]) -> int:
         """Return the next model's cap of disk."""
-        return self._share(self.disk_cap_bytes, granted)
-
-    def _share(self, cap_bytes: int, granted: Iterable[int]) -> int:
-        left_bytes = max(0, cap_bytes - sum(granted))
-        return left_bytes // 2 if self.several else left_bytes
+        return _next_part(self.disk_cap_bytes, granted)
 
 
-def kv_budget(folders: Folders, settings: Settings, *, several: bool = False) -> KvBudget:
+def _next_part(cap_bytes: int, granted: Sequence[int]) -> int:
+    """Return an equal part for one more; less where those before have not given up enough."""
+    return max(0, min(cap_bytes // (len(granted) + 1), cap_bytes - sum(granted)))
+
+
+def kv_budget(folders: Folders, settings: Settings) -> KvBudget:
     """Return what the settings and the machine allow now."""
     asked = settings.cache_ram_mib
     ram_cap_bytes = int(read_ram().available_bytes * RAM_SHARE) if asked is None else asked * MIB
-    ram = KvBudget(ram_cap_bytes, is_asked=asked is not None, several=several)
+    ram = KvBudget(ram_cap_bytes, is_asked=asked is not None)
     try:
         private_folder(folders.kv)
         return ram._replace(disk_cap_bytes=_disk_cap_bytes(folders.kv, settings), folder=folders.kv)

@@ -11,6 +11,7 @@ import msgspec
 
 from pinyon.app.ask import Ask, Chat, Prompt, RawText, RawTokens
 from pinyon.app.fit import told
+from pinyon.app.wire import Memory
 from pinyon.engine.client import EngineClient, EngineState
 from pinyon.engine.config import EngineInfo
 from pinyon.engine.errors import ContextOverflowError, EngineError
@@ -85,6 +86,11 @@ class LoadedModel:
     @property
     def threads(self) -> int:
         return self.info.threads
+
+    @property
+    def memory(self) -> Memory:
+        """What it was planned to take of memory, and what it took."""
+        return Memory.of(self.fit, self.cache_bytes, self.compromises, self.info.buffers)
 
     @property
     def why_no_disk(self) -> str:

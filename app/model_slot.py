@@ -14,16 +14,16 @@ import psutil
 
 from pinyon.app.counted import memory
 from pinyon.app.devices import chosen_cores
-from pinyon.app.errors import TooLargeError
-from pinyon.app.fit import layout
+from pinyon.app.fit import layout, remedy
 from pinyon.app.known_sizes import sizes_of
 from pinyon.app.kv_budget import KvBudget
 from pinyon.app.loaded_model import LoadedModel
 from pinyon.app.residents import Resident, Wanted
 from pinyon.app.settings import Folders, Settings
+from pinyon.engine import kv_folder
 from pinyon.engine.client import EngineClient
 from pinyon.engine.config import EngineConfig, Limits, check_context
-from pinyon.engine.errors import EngineStartError, ModelQuarantinedError
+from pinyon.engine.errors import EngineCrashedError, EngineError, EngineStartError, ModelQuarantinedError
 from pinyon.engine.grammar_check import GrammarChecker
 from pinyon.models.catalog import slug
 from pinyon.models.disk import private_folder
@@ -49,7 +49,7 @@ class Kit:
 
 
 class Slot(Resident):
-    """A model's place, from the moment when its load begins. `listeners` are told the loaded fraction."""
+    """A model's place, from the moment when its load begins. `listeners` are told the loaded fraction, which is `loaded_share`."""
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class Slot(Resident):
         self.engine = EngineClient(config, _log_of(record, kit.folders))
         self.model: LoadedModel | None = None
         self.listeners: set[Callable[[float], None]] = set()
+        self.loaded_share = 0.0
         self._kit = kit
         self._held = held
 
@@ -78,6 +79,7 @@ class Slot(Resident):
             self.listeners.discard(listener)
 
     def tell(self, fraction: float) -> None:
+        self.loaded_share = fraction
         for listener in self.listeners:
             listener(fraction)
 
@@ -110,6 +112,25 @@ class Slot(Resident):
     async def close(self) -> None:
         await self.engine.close()
 
+    async def share_cache(self, models: int, spare_bytes: int) -> None:
+        """As Resident.share_cache. What cannot be given up stays counted."""
+        kv, config = self._kit.kv, self.config
+        ram_bytes = min(kv.ram_cap_bytes // models, self.cache_bytes + spare_bytes)
+        disk_bytes = 0 if kv.folder is None or config.kv_folder is None else kv.disk_cap_bytes // models
+        if (ram_bytes, disk_bytes) == (config.kv_ram_cap_bytes, config.kv_disk_cap_bytes):
+            return
+        try:
+            unused_bytes = 0 if kv.folder is None else await asyncio.to_thread(kv_folder.unused_bytes, kv.folder)
+            await self.engine.resize_kv(ram_bytes, disk_bytes, unused_bytes)
+        except EngineCrashedError:
+            pass  # it holds nothing any more, and starts again with what it was told
+        except (EngineError, OSError):
+            return
+        self.config = msgspec.structs.replace(config, kv_ram_cap_bytes=ram_bytes, kv_disk_cap_bytes=disk_bytes)
+        self.cache_bytes = ram_bytes
+        if self.model is not None:
+            self.model.cache_bytes = ram_bytes
+
     def used_bytes(self) -> int:
         """As Resident.used_bytes. Where the system does not tell shared pages apart, all of the file's count as in memory."""
         if (pid := self.engine.running_pid) is None:
@@ -125,10 +146,7 @@ Held = Callable[[Slot], AbstractContextManager[object]]
 
 
 class WantedModel(Wanted[Slot]):
-    """A model by its record, with at least `context_tokens`, None for what suits it and the machine.
-
-    `slots` are those that share what may be kept of KV with this one.
-    """
+    """A model by its record, with at least `context_tokens`, None for what suits it and the machine."""
 
     def __init__(
         self,
@@ -136,7 +154,6 @@ class WantedModel(Wanted[Slot]):
         context_tokens: int | None,
         kit: Kit,
         held: "Held",
-        slots: Callable[[], Sequence[Slot]],
         *,
         is_forced: bool,
     ) -> None:
@@ -147,7 +164,6 @@ class WantedModel(Wanted[Slot]):
         self._asked = context_tokens
         self._kit = kit
         self._held = held
-        self._slots = slots
         self._sizes: ModelSizes | None = None
 
     @property
@@ -162,27 +178,26 @@ class WantedModel(Wanted[Slot]):
         if self._context is not None and sizes.trained_context:
             check_context(self._context, sizes.trained_context)
 
-    def choose(self, budget: Budget) -> Fit:
+    def choose(self, budget: Budget, beside: Sequence[Slot]) -> Fit:
         """As Wanted.choose."""
         assert self._sizes is not None, "it is prepared"
         settings = self._kit.settings
         kv_type = None if settings.kv_type is None else KvType(settings.kv_type)
-        kept_bytes = self._kit.kv.reserved_bytes(self._granted_ram())
-        rest = replace(budget, ram_bytes=max(0, budget.ram_bytes - kept_bytes))
-        return fit(self._sizes, rest, layout, Wish(self._context, kv_type, settings.gpu_layers))
+        wish = Wish(self._context, kv_type, settings.gpu_layers)
+        return fit(self._sizes, _less(budget, self._kept_bytes(beside)), layout, wish)
 
-    def make(self, fit: Fit, budget: Budget) -> Slot:
+    def make(self, fit: Fit, budget: Budget, beside: Sequence[Slot]) -> Slot:
         """As Wanted.make. Raises EngineStartError."""
         kit, choice = self._kit, fit.plan.choice
         left_bytes = budget.ram_bytes - fit.plan.ram.total_bytes
-        disk_bytes = [slot.config.kv_disk_cap_bytes for slot in self._slots()]
+        disk_bytes = kit.kv.granted_disk([slot.config.kv_disk_cap_bytes for slot in beside])
         config = EngineConfig(
             model_path=os.fsencode(self.path),
             threads=chosen_cores(kit.settings).threads,
             context_tokens=fit.context_tokens or None,
-            kv_ram_cap_bytes=kit.kv.granted_ram(self._granted_ram(), left_bytes),
-            kv_folder=None if kit.kv.folder is None else os.fsencode(kit.kv.folder),
-            kv_disk_cap_bytes=kit.kv.granted_disk(disk_bytes),
+            kv_ram_cap_bytes=kit.kv.granted_ram([slot.cache_bytes for slot in beside], left_bytes),
+            kv_folder=os.fsencode(kit.kv.folder) if kit.kv.folder is not None and disk_bytes else None,
+            kv_disk_cap_bytes=disk_bytes,
             full_window=choice.kv.full_window,
             kv_type=choice.kv.type.value,
             calibration_folder=os.fsencode(kit.folders.calibration),
@@ -204,18 +219,18 @@ class WantedModel(Wanted[Slot]):
         """As Wanted.is_served_by. What was aimed at and did not fit would not be reached by another load."""
         return self._asked is None or self._asked <= max(resident.fit.context_tokens, resident.fit.wanted_context)
 
-    def refusal(self, fit: Fit, budget: Budget) -> Exception:
-        """As Wanted.refusal."""
-        kept_bytes = self._kit.kv.reserved_bytes(self._granted_ram())
-        lacking = ", ".join(f"{memory(size)} of {device}" for device, size in fit.lacking)
-        return TooLargeError(
-            f"{self.name} needs {memory(fit.plan.total_bytes)} with a context of {fit.context_tokens:,} tokens,"
-            f" {memory(max(0, budget.ram_bytes - kept_bytes))} of RAM are free for it, beside {memory(kept_bytes)} for computed prompts: it lacks"
-            f" {lacking}. Close other programs, or take a smaller quant or model (`pinyon fit` tells which one fits); --force loads it all the same"
-        )
+    def shortage(self, fit: Fit, budget: Budget, beside: Sequence[Slot]) -> str:
+        """As Wanted.shortage."""
+        kept_bytes = self._kept_bytes(beside)
+        kept = f"; {memory(kept_bytes)} are set aside for computed prompts" if kept_bytes else ""
+        return f"{self.name} {remedy(fit, _less(budget, kept_bytes))}{kept}"
 
-    def _granted_ram(self) -> list[int]:
-        return [slot.cache_bytes for slot in self._slots()]
+    def _kept_bytes(self, beside: Sequence[Slot]) -> int:
+        return self._kit.kv.reserved_bytes([slot.cache_bytes for slot in beside])
+
+
+def _less(budget: Budget, ram_bytes: int) -> Budget:
+    return replace(budget, ram_bytes=max(0, budget.ram_bytes - ram_bytes))
 
 
 def _log_of(record: Record, folders: Folders) -> Path:

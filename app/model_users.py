@@ -18,14 +18,18 @@ def other_users(store: Store, record: Record) -> tuple[str, ...]:
 
 
 async def require_unloaded(folders: Folders, record: Record) -> None:
-    """Raise UsageError while the running server has the model loaded, ServerError where it does not tell."""
+    """Raise UsageError while the running server has the model loaded, or is loading it; ServerError where it does not tell."""
     if read_server(folders) is None:
         return
     from pinyon.app.remote import find_server  # noqa: PLC0415  an HTTP client takes 0.07 s to import
 
     server = await find_server(folders)
-    if server is not None and any(model.name == record.name for model in (await server.status()).models):
+    if server is None:
+        return
+    used = next((model for model in (await server.status()).models if model.name == record.name), None)
+    if used is not None:
+        state = "loaded" if used.progress is None else "being loaded"
         raise UsageError(
-            f"{record.name} is loaded in the server with pid {server.pid} at {server.url}: `pinyon stop` first,"
+            f"{record.name} is {state} in the server with pid {server.pid} at {server.url}: `pinyon stop` first,"
             f" then `pinyon rm {record.name}`"
         )

@@ -9,13 +9,13 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from pinyon.app.counted import memory
-from pinyon.app.errors import ModelSlotError, NoRoomError
+from pinyon.app.errors import ModelSlotError, NoRoomError, TooLargeError
 from pinyon.models.memory.fit import Budget, Fit
 
 SWAP_WAIT_S: Final = 60.0
@@ -55,6 +55,13 @@ class Resident(ABC):
         """End it, also in the middle of its load."""
 
     @abstractmethod
+    async def share_cache(self, models: int, spare_bytes: int) -> None:
+        """Keep one part in so many of what may be kept of earlier prompts, or less: of RAM at most `spare_bytes` more than until now.
+
+        `cache_bytes` are then what it keeps, and what it gave up is free.
+        """
+
+    @abstractmethod
     def used_bytes(self) -> int:
         """The RAM that it has already, without pages of its file."""
 
@@ -89,20 +96,20 @@ class Wanted(ABC, Generic[ResidentT]):
         """Learn what is needed to choose. Raises what keeps the model from being loaded."""
 
     @abstractmethod
-    def choose(self, budget: Budget) -> Fit:
-        """Return how it would be loaded within a budget."""
+    def choose(self, budget: Budget, beside: Sequence[ResidentT]) -> Fit:
+        """Return how it would be loaded within a budget, `beside` these."""
 
     @abstractmethod
-    def make(self, fit: Fit, budget: Budget) -> ResidentT:
-        """Return the resident that is loaded so. The budget is what was free for it."""
+    def make(self, fit: Fit, budget: Budget, beside: Sequence[ResidentT]) -> ResidentT:
+        """Return the resident that is loaded so. The budget is what was free for it, beside those that are here."""
 
     @abstractmethod
     def is_served_by(self, resident: ResidentT) -> bool:
         """Whether a resident of the same file will do."""
 
     @abstractmethod
-    def refusal(self, fit: Fit, budget: Budget) -> Exception:
-        """Return the error of a model that does not fit, whoever leaves."""
+    def shortage(self, fit: Fit, budget: Budget, beside: Sequence[ResidentT]) -> str:
+        """Return what a model needs that does not fit, and what is free, in words."""
 
 
 class Residents(Generic[ResidentT]):
@@ -116,6 +123,8 @@ class Residents(Generic[ResidentT]):
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
         self._is_awaited = False
+        self._spreading: set[asyncio.Task[None]] = set()
+        self._is_closing = False
 
     @property
     def here(self) -> tuple[ResidentT, ...]:
@@ -154,10 +163,13 @@ class Residents(Generic[ResidentT]):
 
     async def close(self) -> None:
         """End all."""
+        self._is_closing = True
         loads = [_loading_of(resident) for resident in self.here]
         for resident in self.here:
             self._unload(resident)
-        if ends := [*loads, *self._leaving.values()]:
+        for spreading in self._spreading:
+            spreading.cancel()
+        if ends := [*loads, *self._leaving.values(), *self._spreading]:
             await asyncio.wait(ends)
 
     def _hold(self, resident: ResidentT) -> None:
@@ -207,21 +219,22 @@ class Residents(Generic[ResidentT]):
     async def _placed(self, wanted: Wanted[ResidentT], limit_s: float) -> ResidentT:
         await wanted.prepare()
         await self._require_free_path(wanted)
-        if loads := [_loading_of(each) for each in self._here.values()]:
-            await asyncio.wait(
-                loads
-            )  # two at once slow each other down, and what they will take of a GPU is not known yet
+        await self._all_loaded()  # two at once slow each other down, and what they will take of a GPU is not known yet
         most = await self._most()
-        best = wanted.choose(most)
+        best = wanted.choose(most, ())
         if not best.fits and not wanted.is_forced:
-            raise wanted.refusal(best, most)
+            raise _too_large(wanted.shortage(best, most, ()))
+        await self._make_way()
         while not self._several and (idle := self._longest_unused()) is not None:
             await self._left(idle)
         try:
             found, free = await self._room_for(wanted, best, limit_s)
+        except BaseException:
+            self._spread()
+            raise
         finally:
             self._is_awaited = False
-        resident = self._here[wanted.path] = wanted.make(found, free)
+        resident = self._here[wanted.path] = wanted.make(found, free, self.everywhere)
         resident.loading = asyncio.create_task(self._load(resident))
         resident.loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # callers may have left
         return resident
@@ -230,7 +243,7 @@ class Residents(Generic[ResidentT]):
         """Make room until a model fits as well as without the others, or nobody is idle; wait for those who are not where it must be."""
         while True:
             free = await self._left_over()
-            found = wanted.choose(free)
+            found = wanted.choose(free, self.everywhere)
             if found.fits and found.compromises == best.compromises:
                 return found, free
             if (idle := self._longest_unused()) is not None:
@@ -238,7 +251,7 @@ class Residents(Generic[ResidentT]):
             elif wanted.is_forced or (found.fits and (_now() >= limit_s or math.isinf(self._next_idle_s()))):
                 return found, free
             elif not self._here and not self._leaving:
-                raise wanted.refusal(found, free)
+                raise _too_large(wanted.shortage(found, free, ()))
             elif _now() >= limit_s:
                 raise NoRoomError(self._no_room(wanted, found, free))
             else:
@@ -263,6 +276,7 @@ class Residents(Generic[ResidentT]):
         except BaseException:
             self._here = {path: each for path, each in self._here.items() if each is not resident}
             await resident.close()
+            self._spread()
             self._changed.set()
             raise
         loaded_at = _now()
@@ -278,9 +292,33 @@ class Residents(Generic[ResidentT]):
 
         def gone(_task: asyncio.Task[None]) -> None:
             del self._leaving[resident]
+            self._spread()
             self._changed.set()
 
         closing.add_done_callback(gone)
+
+    async def _make_way(self) -> None:
+        """Let one more model come: who is leaving has left, and the others keep less of earlier prompts."""
+        if self._leaving:
+            await asyncio.wait(self._leaving.values())
+        await asyncio.gather(*(each.share_cache(len(self._here) + 1, 0) for each in self.here))
+
+    def _spread(self) -> None:
+        """Have those who stay keep more of earlier prompts, once nobody is being loaded."""
+        if self._here and not self._is_closing:
+            task = asyncio.create_task(self._spread_in_turn())
+            self._spreading.add(task)
+            task.add_done_callback(self._spreading.discard)
+
+    async def _spread_in_turn(self) -> None:
+        async with self._turn:
+            await self._all_loaded()
+            for each in self.here:
+                await each.share_cache(len(self.everywhere), (await self._left_over()).ram_bytes)
+
+    async def _all_loaded(self) -> None:
+        if loads := [_loading_of(each) for each in self._here.values()]:
+            await asyncio.wait(loads)
 
     async def _left(self, resident: ResidentT) -> None:
         self._unload(resident)
@@ -313,12 +351,8 @@ class Residents(Generic[ResidentT]):
         return min(map(self._idle_from, self._here.values()), default=math.inf)
 
     def _no_room(self, wanted: Wanted[ResidentT], found: Fit, free: Budget) -> str:
-        lacking = " and ".join(f"{memory(size)} more of {device}" for device, size in found.lacking)
         busy = ", ".join(f"{each.name} ({memory(each.promised_bytes)})" for each in self.here)
-        return (
-            f"{wanted.name} needs {memory(found.plan.ram.total_bytes)} of memory, {memory(free.ram_bytes)} are free ({lacking} would do), and what"
-            f" could make room is answering: {busy}; try again later"
-        )
+        return f"{wanted.shortage(found, free, self.everywhere)}. What could make room is answering: {busy}; try again later"
 
     async def _left_over(self) -> Budget:
         """Return what is free now, less what the models have been promised and did not take yet."""
@@ -337,6 +371,13 @@ class Residents(Generic[ResidentT]):
             ram_bytes=free.ram_bytes + sum(each.used_bytes() for each in models),
             gpus=tuple((name, size + held[name]) for name, size in free.gpus),
         )
+
+
+def _too_large(shortage: str) -> TooLargeError:
+    return TooLargeError(
+        f"{shortage}. Close other programs, or take a smaller quantisation or model (`pinyon fit` tells which one fits); --force loads it"
+        " all the same"
+    )
 
 
 def _now() -> float:

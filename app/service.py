@@ -102,6 +102,11 @@ class Service:
         return tuple(slot.model for slot in self._residents.here if slot.model is not None)
 
     @property
+    def loading(self) -> tuple[Slot, ...]:
+        """Those that are being loaded, the last asked for first."""
+        return tuple(slot for slot in self._residents.here if slot.model is None)
+
+    @property
     def loaded(self) -> LoadedModel | None:
         """The model in memory that was used last."""
         return next(iter(self.models), None)
@@ -152,14 +157,7 @@ class Service:
         known = self.called(name)
         record = known.record if known is not None else await asyncio.to_thread(self._runnable, name)
         kit, slots = self._kit, self._residents
-        wanted = WantedModel(
-            record,
-            context_tokens,
-            kit,
-            slots.held,
-            lambda: slots.everywhere,
-            is_forced=is_forced,
-        )
+        wanted = WantedModel(record, context_tokens, kit, slots.held, is_forced=is_forced)
         with contextlib.ExitStack() as listening:
 
             def on_hold(slot: Slot) -> None:
@@ -224,8 +222,7 @@ class Service:
 
     async def __aenter__(self) -> Self:
         def claimed() -> KvBudget:
-            kit = self._kit
-            return self._claim.claimed(kv_budget(kit.folders, kit.settings, several=self._several))
+            return self._claim.claimed(kv_budget(self._kit.folders, self._kit.settings))
 
         self._kit.kv = await asyncio.to_thread(claimed)
         return self

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pinyon.app.counted import memory
 from pinyon.app.devices import chosen_cores, gpus_here
-from pinyon.app.fit import budget, layout
+from pinyon.app.fit import budget, layout, remedy
 from pinyon.app.machine_speed import stored_speed
 from pinyon.app.settings import Folders, Settings
 from pinyon.models.gguf_header import GgufHeader
 from pinyon.models.machine.ram import read_ram
 from pinyon.models.machine.weight_speed import WeightSpeed
-from pinyon.models.memory.fit import Budget, Fit, Wish, fit, largest_context
+from pinyon.models.memory.fit import Budget, Wish, fit, largest_context
 from pinyon.models.memory.kv import KvType
 from pinyon.models.memory.plan import RAM, DeviceNeed
 from pinyon.models.memory.sizes import ModelSizes, with_weights
@@ -157,7 +156,7 @@ def _verdict(
         cpu_expert_layers=choice.cpu_expert_layers,
         devices=tuple(_share(need, here.budget) for need in found.plan.devices),
         compromises=tuple(each.text for each in found.compromises) if found.fits else (),
-        remedy=remedy(found, here.budget, bits if wish.draft is None else None),
+        remedy=remedy(found, here.budget),
         speed=speed,
         faster=faster,
         is_exact=found.plan.is_exact,
@@ -168,16 +167,3 @@ def _share(need: DeviceNeed, budget: Budget) -> DeviceShare:
     allowed = budget.ram_bytes if need.device == RAM else dict(budget.gpus)[need.device]
     other = need.compute_bytes + need.output_bytes + need.process_bytes
     return DeviceShare(need.device, need.weights_bytes, need.kv_bytes, other, allowed)
-
-
-def remedy(found: Fit, budget: Budget, bits: float | None = None) -> str:
-    """Return what is lacking where a model does not fit, with the numbers, and how small a quantisation would have to be."""
-    if found.fits:
-        return ""
-    needs = found.plan.ram
-    text = f"needs {memory(needs.total_bytes)}, {memory(budget.ram_bytes)} are free for it"
-    over = dict(found.lacking).get(RAM, 0)
-    room = needs.weights_bytes - over
-    if bits is None or room <= 0:
-        return f"{text}: {memory(over)} more would have to be free"
-    return f"{text}: at most {bits * room / needs.weights_bytes:.1f} bits per weight would fit"

@@ -12,6 +12,7 @@ import msgspec
 from pinyon.app import errors
 from pinyon.app.ask import Ask
 from pinyon.engine import errors as engine_errors
+from pinyon.engine.config import Buffer
 from pinyon.engine.errors import InvalidRequestError, ProtocolError
 from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Event
@@ -53,9 +54,28 @@ class Identity(msgspec.Struct, frozen=True):
     proof: str
 
 
+class Taken(msgspec.Struct, frozen=True):
+    """The memory that llama.cpp has taken for a model by its log, in bytes, to the nearest 0.01 MiB a buffer: weights with pages of
+    the file, keys, values and states, computing and outputs.
+    """
+
+    weights_bytes: int
+    kv_bytes: int
+    compute_bytes: int
+
+    @classmethod
+    def of(cls, buffers: tuple[Buffer, ...]) -> "Taken | None":
+        """Return the sums; None where the log told of nothing."""
+
+        def taken_for(*purposes: str) -> int:
+            return sum(buffer.size_bytes for buffer in buffers if buffer.purpose in purposes)
+
+        return cls(taken_for("model"), taken_for("KV", "RS"), taken_for("compute", "output")) if buffers else None
+
+
 class Memory(msgspec.Struct, frozen=True):
     """The memory that a model was planned to take, in bytes: its weights with `mapped_bytes` that are pages of its file, all in all
-    `ram_bytes` of RAM and `gpu_bytes` of GPUs; and how it was made to fit, in words.
+    `ram_bytes` of RAM and `gpu_bytes` of GPUs; and how it was made to fit, in words. `taken` is what it took, None where llama.cpp did not say.
     """
 
     kv_type: str
@@ -67,9 +87,12 @@ class Memory(msgspec.Struct, frozen=True):
     ram_bytes: int
     gpu_bytes: dict[str, int]
     compromises: tuple[str, ...]
+    taken: Taken | None = None
 
     @classmethod
-    def of(cls, fit: "Fit", cache_bytes: int, compromises: tuple[str, ...]) -> "Memory":
+    def of(
+        cls, fit: "Fit", cache_bytes: int, compromises: tuple[str, ...], buffers: tuple[Buffer, ...] = ()
+    ) -> "Memory":
         devices = fit.plan.devices
         return cls(
             kv_type=fit.plan.choice.kv.type.value,
@@ -81,11 +104,14 @@ class Memory(msgspec.Struct, frozen=True):
             ram_bytes=fit.plan.ram.total_bytes,
             gpu_bytes={need.device: need.total_bytes for need in devices[1:]},
             compromises=compromises,
+            taken=Taken.of(buffers),
         )
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
-    """A model in a server's memory. `meters` is None where its engine is too busy to tell."""
+    """A model in a server's memory, or on its way there. `meters` is None where its engine is too busy to tell. `progress` is the share of
+    the weights that is loaded, 0 to 1; None once the model is.
+    """
 
     name: str
     path: bytes
@@ -96,10 +122,11 @@ class ModelStatus(msgspec.Struct, frozen=True):
     waiting: int
     memory: Memory
     meters: Meters | None = None
+    progress: float | None = None
 
 
 class Status(msgspec.Struct, frozen=True):
-    """What a server is doing, and for how many seconds it has been there; its models, the last used first.
+    """What a server is doing, and for how many seconds it has been there; its models, those that are being loaded and then the last used first.
 
     `why_no_disk` says why no KV is kept on disk; empty where it is.
     """

@@ -92,6 +92,26 @@ class BlockStore:
         """Also of files that are being written."""
         return self._files.used_bytes
 
+    @property
+    def disk_cap_bytes(self) -> int:
+        return self._files.cap_bytes
+
+    def resize(self, ram_cap_bytes: int, disk_cap_bytes: int) -> None:
+        """Keep to other caps from now on. What is over them leaves at once, but for what is being written: that leaves by the call of
+        `work` after `settled`. What has no file yet and room for one gets it before it leaves RAM.
+        """
+        self._files.cap_bytes = disk_cap_bytes
+        self._keep_to_caps()
+        if self._disk is not None and self._ram.used_bytes > ram_cap_bytes:
+            self._write_all(self._disk)
+        self._ram.cap_bytes = ram_cap_bytes
+        self._keep_to_caps()
+
+    def _keep_to_caps(self) -> None:
+        for tier, evict in ((self._files, self._forget_file), (self._ram, self._evict_from_ram)):
+            while tier.used_bytes > tier.cap_bytes and (victim := tier.next_victim()) is not None:
+                evict(victim)
+
     def root(self, namespace: str) -> Block:
         """Return the beginning of every chain of a namespace."""
         return self._root(hashlib.sha256(namespace.encode()).digest())
@@ -279,6 +299,7 @@ class BlockStore:
             return
         for block, is_there in disk.finished():
             self._note(block, is_there=is_there)
+        self._keep_to_caps()
         while disk.takes_more and (due := self._next_due(is_idle=is_idle)) is not None:
             self._write(disk, due)
 
@@ -305,8 +326,7 @@ class BlockStore:
     def close(self) -> None:
         """Write what has no file yet, unless the disk fails, and end its threads."""
         if self._disk is not None:
-            while self._unwritten and not self._disk.rest_s:
-                self._write(self._disk, next(iter(self._unwritten)))
+            self._write_all(self._disk)
             self._disk.close()
 
     def check(self) -> None:
@@ -321,6 +341,10 @@ class BlockStore:
         assert len(self._files) == sum(block in self._files for block in kept), "a file's block is not in the tree"
         unwritten = {block for block in kept if block in self._ram and block not in self._files}
         assert self._unwritten.keys() <= unwritten, "a block that has gone, or has a file, is to be written"
+
+    def _write_all(self, disk: BlockDisk) -> None:
+        while self._unwritten and not disk.rest_s:
+            self._write(disk, next(iter(self._unwritten)))
 
     def _write(self, disk: BlockDisk, block: Block) -> None:
         """Have a file made for a block, and before it for those of its chain that have none."""

@@ -8,6 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from pinyon.engine import protocol
 from pinyon.engine.config import EngineConfig, EngineInfo
 from pinyon.engine.errors import (
@@ -139,6 +141,27 @@ class EngineClient:
         if isinstance(reply, protocol.ForgetReply):
             return Removed(reply.blocks, reply.size_bytes)
         raise _call_error(reply)
+
+    async def resize_kv(self, ram_cap_bytes: int, disk_cap_bytes: int, unused_bytes: int) -> None:
+        """Have the worker, and those that are started after it, keep to other caps for KV beside the context; returns when it does.
+
+        Of disk it takes more only as far as `unused_bytes`, which no engine uses, leave room.
+
+        Raises:
+            EngineCrashedError: the worker died meanwhile.
+            EngineError: files cannot be deleted.
+        """
+        self._config = msgspec.structs.replace(
+            self._config, kv_ram_cap_bytes=ram_cap_bytes, kv_disk_cap_bytes=disk_cap_bytes
+        )
+        if self.state not in {EngineState.LOADING, EngineState.READY, EngineState.STUCK}:
+            return
+        process, _ = await self._ready()
+        reply = await process.call(
+            lambda number: protocol.ResizeKv(number, ram_cap_bytes, disk_cap_bytes, unused_bytes)
+        )
+        if not isinstance(reply, protocol.ResizeReply):
+            raise _call_error(reply)
 
     async def estimate(self, request: GenerateRequest) -> Estimate:
         """Return what a request would find in the cache. Raises EngineError, as the request would fail."""

@@ -29,6 +29,8 @@ _NAME_CHARS: Final = 32
 _ABOUT: Final = "about.json"
 _OWN_SHARE: Final = 0.5
 """Of the cap, for the model in use: other models' subfolders give way to it, the longest unused first."""
+_LOCK_WAIT_S: Final = 0.5
+"""Whoever looks whether a subfolder is in use holds its lock for a moment."""
 _NOTES_SHARE: Final = 1 / 8
 _MAX_NOTES_BYTES: Final = 48 << 20
 """For what is kept beside the blocks: a third for the notes, as much for their journal, and the rest for small files."""
@@ -56,6 +58,8 @@ class DiskTier(NamedTuple):
     noted: Noted
     """Which of the blocks and answers are whose."""
     elsewhere: frozenset[bytes]
+    notes_bytes: int = 0
+    """What the notes may take, beside the blocks' cap."""
 
 
 def open_tier(
@@ -78,7 +82,7 @@ def open_tier(
     with contextlib.ExitStack() as threads:  # they must not outlive a failure
         lock = lock_of(own)
         try:
-            threads.enter_context(lock.acquire(blocking=False))
+            threads.enter_context(lock.acquire(timeout=_LOCK_WAIT_S))
         except TimeoutError:
             raise OSError(f"another engine with the same weights and settings uses {own}") from None
         notes = CacheNotes(own, notes_bytes // 3)
@@ -88,7 +92,9 @@ def open_tier(
         _write_about(own, About(model_text(model), tuple(settings)), files)
         found, elsewhere = [*disk.scan()], _keys_elsewhere(folder, own)
         noted = notes.noted(header.key for header in found)
-        tier = DiskTier(weights, disk, found, own_cap_bytes - notes_bytes, notes, notes.answers(), noted, elsewhere)
+        tier = DiskTier(
+            weights, disk, found, own_cap_bytes - notes_bytes, notes, notes.answers(), noted, elsewhere, notes_bytes
+        )
         threads.pop_all()
     return tier
 
@@ -129,8 +135,7 @@ def open_root(folder: Path, root: bytes, cap_bytes: int) -> tuple[Path, int]:
     own = folder / root.hex()[:_NAME_CHARS]
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     own.touch()  # it is in use
-    found = (each for each in folder.iterdir() if each.is_dir() and each != own and not _is_in_use(each))
-    others = sorted(found, key=_last_use)
+    others = sorted((each for each in _unused(folder) if each != own), key=_last_use)
     sizes = {each: size_bytes(each) for each in others}
     for oldest in others:
         if sum(sizes.values()) <= cap_bytes * (1 - _OWN_SHARE):
@@ -138,6 +143,23 @@ def open_root(folder: Path, root: bytes, cap_bytes: int) -> tuple[Path, int]:
         shutil.rmtree(oldest, ignore_errors=True)
         sizes[oldest] = size_bytes(oldest)
     return own, max(0, cap_bytes - sum(sizes.values()))
+
+
+def unused_bytes(folder: Path) -> int:
+    """Return what the subfolders hold that no engine uses now. Raises OSError."""
+    return sum(map(size_bytes, _unused(folder)))
+
+
+def resized(own_bytes: int, cap_bytes: int, unused_bytes: int) -> int:
+    """Return how many bytes a subfolder may hold that held at most `own_bytes`, when its engine's part of the cap becomes another one.
+
+    It is less at once, but more only as far as what no engine uses leaves room for it.
+    """
+    return max(min(own_bytes, cap_bytes), cap_bytes - unused_bytes)
+
+
+def _unused(folder: Path) -> list[Path]:
+    return [each for each in folder.iterdir() if each.is_dir() and not _is_in_use(each)]
 
 
 def lock_of(subfolder: Path) -> "BaseFileLock":

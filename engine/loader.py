@@ -40,6 +40,7 @@ class LoadedEngine(NamedTuple):
     vocab: Vocab
     context: Context
     model: Model
+    store: BlockStore
     info: EngineInfo
     file_identity: str
     """Of the model's file, from before it was read."""
@@ -88,7 +89,8 @@ def load_engine(
         )
     guarded_window = 0 if shape.needs_checkpoints else model.window
     costs = CostModel()
-    cells, kv = _shared_kv(config, context, costs, context_tokens, shape, guarded_window)
+    store = BlockStore(config.kv_ram_cap_bytes, awaits_disk=config.kv_folder is not None)
+    cells, kv = _shared_kv(store, context, costs, context_tokens, shape, guarded_window)
     budget = StepBudget(costs, max_rows=shape.batch_rows, stall_s=config.limits.stall_s)
     scheduler = Scheduler(kv, budget, config.limits)
     admission = Admission(scheduler, kv, costs, budget, config.limits)
@@ -106,7 +108,7 @@ def load_engine(
         Calibration(context, costs, shape.sequence_ids - 1),
     )
     info = _info(build, model, vocab, context_tokens, config.threads, tuple(log.buffers))
-    return LoadedEngine(engine, vocab, context, model, info, identity)
+    return LoadedEngine(engine, vocab, context, model, store, info, identity)
 
 
 def _info(
@@ -130,7 +132,7 @@ def _info(
 
 
 def _shared_kv(
-    config: EngineConfig, context: Context, costs: CostModel, context_tokens: int, shape: ContextShape, window: int
+    store: BlockStore, context: Context, costs: CostModel, context_tokens: int, shape: ContextShape, window: int
 ) -> tuple[KvCells, SharedKv]:
     scratch = shape.sequence_ids - 1
     cells = KvCells(
@@ -141,7 +143,6 @@ def _shared_kv(
         needs_checkpoints=shape.needs_checkpoints,
         before_drop=lambda leaf: blocks.save_all_of(leaf),  # noqa: PLW0108  there are none yet
     )
-    store = BlockStore(config.kv_ram_cap_bytes, awaits_disk=config.kv_folder is not None)
     checkpoints = Checkpoints(context, store, costs, scratch) if shape.needs_checkpoints else None
     blocks = KvBlocks(context, cells, store, costs, scratch, checkpoints)
     return cells, SharedKv(cells, blocks, store, costs)

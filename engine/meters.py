@@ -1,9 +1,13 @@
 """What an engine holds and does at a moment. Each part says what it knows: cells and blocks, sequences, processes, devices."""
 
+from typing import Final
+
 import msgspec
 
 from pinyon.engine.step_curve import Curve
 from pinyon.engine.tally import Counts
+
+PROMPT_ROWS: Final = 64
 
 
 class Vram(msgspec.Struct, frozen=True):
@@ -14,6 +18,22 @@ class Vram(msgspec.Struct, frozen=True):
     total_bytes: int
 
 
+class Pace(msgspec.Struct, frozen=True):
+    """Rows that were computed in steps of one kind, and the seconds that these took."""
+
+    rows: int = 0
+    seconds: float = 0.0
+
+    def with_step(self, rows: int, seconds: float) -> "Pace":
+        """Return the pace with one more step."""
+        return Pace(self.rows + rows, self.seconds + seconds)
+
+    @property
+    def rows_per_s(self) -> float:
+        """0 while there was no such step."""
+        return self.rows / self.seconds if self.seconds else 0.0
+
+
 class Service(msgspec.Struct, frozen=True):
     """How people are served, counted since the engine was started.
 
@@ -22,6 +42,8 @@ class Service(msgspec.Struct, frozen=True):
 
     Answers by the seconds that they waited in the queue (`queue_s`), and to their first token (`ttft_s`), and by those of a token after
     it (`tpot_s`, a mean); tokens by how long after the one before they came (`token_s`); steps by seconds and by rows.
+
+    How fast steps of one row were (`one_row`: an answer alone), of eight, and of PROMPT_ROWS or more, which only prompts have.
     """
 
     preempted: int = 0
@@ -36,6 +58,9 @@ class Service(msgspec.Struct, frozen=True):
     token_s: Counts = Counts()
     step_s: Counts = Counts()
     step_rows: Counts = Counts()
+    one_row: Pace = Pace()
+    eight_rows: Pace = Pace()
+    prompt_rows: Pace = Pace()
 
 
 class Meters(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from pinyon.engine.events import Event, Failed, FailureKind
 from pinyon.engine.meters import Meters
 from pinyon.engine.request import GenerateRequest, Text, Tokens
 
-VERSION: Final = 4
+VERSION: Final = 5
 HEADER_BYTES: Final = 4
 MAX_FRAME_BYTES: Final = 64 << 20
 
@@ -51,6 +51,15 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
     before_s: float = 0.0
 
 
+class ResizeKv(msgspec.Struct, frozen=True, tag="resize"):
+    """Keep to other caps for KV beside the context; of disk more only as far as `unused_bytes`, which no engine uses, leave room."""
+
+    call: int
+    ram_cap_bytes: int
+    disk_cap_bytes: int
+    unused_bytes: int
+
+
 class MakeEstimate(msgspec.Struct, frozen=True, tag="estimate"):
     """Tell what a request would find in the cache, without starting it."""
 
@@ -68,7 +77,9 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     call: int
 
 
-ToWorker: TypeAlias = Start | Generate | Cancel | Tokenize | Detokenize | Forget | MakeEstimate | ReadMeters | Ping
+ToWorker: TypeAlias = (
+    Start | Generate | Cancel | Tokenize | Detokenize | Forget | ResizeKv | MakeEstimate | ReadMeters | Ping
+)
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -117,6 +128,12 @@ class ForgetReply(msgspec.Struct, frozen=True, tag="forgotten"):
     size_bytes: int
 
 
+class ResizeReply(msgspec.Struct, frozen=True, tag="resized"):
+    """It keeps to the caps, on disk as well."""
+
+    call: int
+
+
 class EstimateReply(msgspec.Struct, frozen=True, tag="estimated"):
     call: int
     estimate: Estimate
@@ -136,7 +153,9 @@ class CallFailed(msgspec.Struct, frozen=True, tag="call_failed"):
     failed: Failed
 
 
-Reply: TypeAlias = TokenizeReply | DetokenizeReply | ForgetReply | EstimateReply | MetersReply | Pong | CallFailed
+Reply: TypeAlias = (
+    TokenizeReply | DetokenizeReply | ForgetReply | ResizeReply | EstimateReply | MetersReply | Pong | CallFailed
+)
 """What ends a call."""
 FromWorker: TypeAlias = Loading | Ready | LoadFailed | NoDisk | Events | Reply
 

@@ -4,13 +4,15 @@ import sys
 from typing import Final
 
 from pinyon.engine.events import Finished
-from pinyon.engine.meters import Service
+from pinyon.engine.meters import PROMPT_ROWS, Pace, Service
 from pinyon.engine.tally import Tally
 
 STEP_S: Final = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 ANSWER_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 TOKEN_S: Final = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 ROWS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
+CLIENTS: Final = 8
+"""Whose speed together is told."""
 SLOW: Final = 10.0
 SLOW_S: Final = 2.0
 """A step is reported that takes so many times as long as was predicted, and longer than this."""
@@ -23,12 +25,19 @@ class ServiceMeters:
         self._queue_s, self._ttft_s = Tally(ANSWER_S), Tally(ANSWER_S)
         self._tpot_s, self._token_s = Tally(TOKEN_S), Tally(TOKEN_S)
         self._step_s, self._rows = Tally(STEP_S), Tally(ROWS)
+        self._one_row = self._eight_rows = self._prompt_rows = Pace()
         self._slow_steps = self._cancelled = self._refused = self._in_time = self._late = 0
 
     def take_step(self, rows: int, seconds: float, predicted_s: float) -> None:
         """Count a step; say in the log if it took far longer than predicted."""
         self._step_s.add(seconds)
         self._rows.add(rows)
+        if rows == 1:
+            self._one_row = self._one_row.with_step(rows, seconds)
+        elif rows == CLIENTS:
+            self._eight_rows = self._eight_rows.with_step(rows, seconds)
+        elif rows >= PROMPT_ROWS:
+            self._prompt_rows = self._prompt_rows.with_step(rows, seconds)
         if seconds > max(SLOW_S, SLOW * predicted_s):
             self._slow_steps += 1
             print(f"a step of {rows} rows took {seconds:.1f} s, {predicted_s:.2f} s were predicted", file=sys.stderr)
@@ -72,4 +81,7 @@ class ServiceMeters:
             token_s=self._token_s.counts,
             step_s=self._step_s.counts,
             step_rows=self._rows.counts,
+            one_row=self._one_row,
+            eight_rows=self._eight_rows,
+            prompt_rows=self._prompt_rows,
         )

@@ -34,13 +34,14 @@ if sys.platform != "win32":
     import resource
 
 from pinyon.engine import protocol
+from pinyon.engine.block_store import BlockStore
 from pinyon.engine.config import LONG_TEXT_CHARS, EngineConfig
 from pinyon.engine.cost_file import CostFile
 from pinyon.engine.engine import Emitted, Engine, Prepared, counter_at
 from pinyon.engine.errors import EngineError, ProtocolError
 from pinyon.engine.events import Finished, FinishReason, Timings, Usage
 from pinyon.engine.file_system import FileSystem
-from pinyon.engine.kv_folder import DiskTier, open_tier
+from pinyon.engine.kv_folder import DiskTier, open_tier, resized
 from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.memory_use import resident_bytes
 from pinyon.engine.meters import Meters
@@ -55,6 +56,7 @@ from pinyon.engine.protocol import (
     NoDisk,
     Ping,
     ReadMeters,
+    ResizeKv,
     Tokenize,
 )
 from pinyon.engine.request import GenerateRequest, text_chars, without_traces
@@ -85,8 +87,27 @@ class _Estimating(NamedTuple):
     prepared: Prepared
 
 
+class _Resized(NamedTuple):
+    """What had to leave for other caps has left, unless the future has an error."""
+
+    call: int
+    settled: Future[None]
+
+
 Command: TypeAlias = (
-    Prepared | Refused | Cancel | CostFile | DiskTier | NoDisk | Forget | _Estimating | ReadMeters | Ping | None
+    Prepared
+    | Refused
+    | Cancel
+    | CostFile
+    | DiskTier
+    | NoDisk
+    | Forget
+    | ResizeKv
+    | _Resized
+    | _Estimating
+    | ReadMeters
+    | Ping
+    | None
 )
 TextWork: TypeAlias = Generate | Tokenize | Detokenize | MakeEstimate
 
@@ -108,6 +129,9 @@ class Worker:
         # Requests between main and engine thread. A cancel may overtake its request, which is then dropped when it comes.
         self._preparing: dict[str, _Coming] = {}
         self._cancelled_early: Counter[str] = Counter()
+        self._caps: ResizeKv | None = None
+        self._notes_bytes: int | None = None
+        """What the disk's notes may take; None where no KV is kept on disk, or not yet."""
 
     def receive(self, message: protocol.ToWorker) -> None:
         """Hand a message to the thread whose work it is. Called by the main thread."""
@@ -117,7 +141,7 @@ class Worker:
                 self._queue_for(message).put(message)
             case Tokenize() | Detokenize() | MakeEstimate():
                 self._queue_for(message).put(message)
-            case Cancel() | ReadMeters() | Ping():
+            case Cancel() | ResizeKv() | ReadMeters() | Ping():
                 self._commands.put(message)
             case Forget():  # also what is on disk, so that must be known first
                 self._disk_is_settled.add_done_callback(lambda _settled: self._commands.put(message))
@@ -145,7 +169,7 @@ class Worker:
         chores_in_s: float | None = 0.0
         self._is_safe.clear()
         while not self._stopping.is_set():
-            self._take_commands(engine, wait_s=0.0 if engine.busy else chores_in_s)
+            self._take_commands(loaded, wait_s=0.0 if engine.busy else chores_in_s)
             if engine.busy:
                 self._send_events(engine.step())
                 chores_in_s = 0.0
@@ -224,25 +248,29 @@ class Worker:
         except EngineError as error:  # also of a reply that no frame holds
             self._send(protocol.CallFailed(message.call, error.as_event()))
 
-    def _take_commands(self, engine: Engine, *, wait_s: float | None) -> None:
+    def _take_commands(self, loaded: LoadedEngine, *, wait_s: float | None) -> None:
         """Take what is there; if there is nothing, wait so long for it, with None for ever."""
         with contextlib.suppress(Empty):
-            self._send_events(self._obey(engine, self._commands.get(wait_s != 0.0, wait_s or None)))
+            self._send_events(self._obey(loaded, self._commands.get(wait_s != 0.0, wait_s or None)))
             while True:
-                self._send_events(self._obey(engine, self._commands.get_nowait()))
+                self._send_events(self._obey(loaded, self._commands.get_nowait()))
 
-    def _obey(self, engine: Engine, command: Command) -> list[Emitted]:
+    def _obey(self, loaded: LoadedEngine, command: Command) -> list[Emitted]:
+        engine = loaded.engine
         match command:
             case None:
                 pass
-            case DiskTier():
-                engine.use_disk(command)
-            case NoDisk():
-                engine.use_disk(None)
-            case CostFile():
-                engine.use_costs(command)
+            case DiskTier() | NoDisk() | CostFile():
+                self._use_found(loaded, command)
             case Forget():
                 self._forget(engine, command)
+            case ResizeKv(call):
+                self._caps = command
+                self._keep_to_caps(loaded.store)
+                loaded.store.settled().add_done_callback(lambda done: self._commands.put(_Resized(call, done)))
+            case _Resized(call, settled):
+                loaded.store.work()  # takes note of what has been written, and lets that go, too
+                self._reply_when_done(protocol.ResizeReply(call), settled)
             case _Estimating(call, prepared):
                 self._send(protocol.EstimateReply(call, engine.estimate(prepared)))
             case ReadMeters(call):
@@ -255,6 +283,17 @@ class Worker:
                 return self._submit(engine, command)
         return []
 
+    def _use_found(self, loaded: LoadedEngine, found: DiskTier | NoDisk | CostFile) -> None:
+        match found:
+            case DiskTier():
+                loaded.engine.use_disk(found)
+                self._notes_bytes = found.notes_bytes
+                self._keep_to_caps(loaded.store)
+            case NoDisk():
+                loaded.engine.use_disk(None)
+            case CostFile():
+                loaded.engine.use_costs(found)
+
     def _forget(self, engine: Engine, command: Forget) -> None:
         for coming in [*self._preparing.values()]:
             if _is_meant(command, coming):
@@ -264,14 +303,28 @@ class Worker:
         else:
             removed, done = engine.forget(command.conversation)
 
-        def reply(done: Future[None]) -> None:
+        self._reply_when_done(protocol.ForgetReply(command.call, removed.blocks, removed.size_bytes), done)
+
+    def _reply_when_done(self, reply: protocol.ForgetReply | protocol.ResizeReply, done: Future[None]) -> None:
+        def send(done: Future[None]) -> None:
             if (error := done.exception()) is None:
-                self._send(protocol.ForgetReply(command.call, removed.blocks, removed.size_bytes))
+                self._send(reply)
             else:
                 failed = EngineError(f"not all of it could be deleted from the disk: {error}; try again")
-                self._send(protocol.CallFailed(command.call, failed.as_event()))
+                self._send(protocol.CallFailed(reply.call, failed.as_event()))
 
-        done.add_done_callback(reply)
+        done.add_done_callback(send)
+
+    def _keep_to_caps(self, store: BlockStore) -> None:
+        """Keep to the caps that were told last, on disk as soon as there is one."""
+        if (caps := self._caps) is not None:
+            notes_bytes = self._notes_bytes
+            own_bytes = (
+                0
+                if notes_bytes is None
+                else resized(store.disk_cap_bytes + notes_bytes, caps.disk_cap_bytes, caps.unused_bytes)
+            )
+            store.resize(caps.ram_cap_bytes, max(0, own_bytes - (notes_bytes or 0)))
 
     def _meters(self, engine: Engine) -> Meters:
         meters = engine.meters()

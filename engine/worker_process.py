@@ -277,6 +277,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
                 protocol.TokenizeReply()
                 | protocol.DetokenizeReply()
                 | protocol.ForgetReply()
+                | protocol.ResizeReply()
                 | protocol.EstimateReply()
                 | protocol.MetersReply()
                 | protocol.Pong()

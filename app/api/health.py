@@ -19,16 +19,19 @@ class EngineHealth(msgspec.Struct, frozen=True):
 
 
 class ModelHealth(msgspec.Struct, frozen=True):
+    """`progress` is the share of the weights that is loaded, 0 to 1; None once the model is."""
+
     model: str
     state: EngineState
     running: int
     waiting: int
+    progress: float | None = None
 
 
 class Health(msgspec.Struct, frozen=True):
     """`live`: the server answers. `ready`: there is a model that takes a request now, without being loaded first.
 
-    `engine` is the last used one, with the answers of all; `models` are those in memory.
+    `engine` is the last used one, with the answers of all; `models` are those in memory, and before them those that are being loaded.
     """
 
     status: str
@@ -54,8 +57,9 @@ async def ready(request: Request) -> Response:
 def _health(door: Door) -> Health:
     state = door.engine_state
     is_ready = any(model.state is EngineState.READY for model in door.service.models) and not door.is_draining
-    loaded = door.service.loaded
-    engine = EngineHealth(state, None if loaded is None else loaded.name, door.running, door.waiting)
     status = "shutting_down" if door.is_draining else "ok" if is_ready else str(state)
-    models = [ModelHealth(model.name, model.state, *door.answers_of(model)) for model in door.service.models]
+    coming = [ModelHealth(slot.name, EngineState.LOADING, 0, 0, slot.loaded_share) for slot in door.service.loading]
+    models = coming + [ModelHealth(model.name, model.state, *door.answers_of(model)) for model in door.service.models]
+    last_used = next((model.model for model in models if model.state is state), None)
+    engine = EngineHealth(state, last_used, door.running, door.waiting)
     return Health(status, live=True, ready=is_ready, engine=engine, models=models)

@@ -21,7 +21,7 @@ router = APIRouter()
 
 class ModelShown(msgspec.Struct, frozen=True):
     """A model on this machine. `context_length` is the loaded context's, else the one that the model was trained for. `memory` says of a
-    loaded one what it was planned to take, and what was given up so that it fits.
+    loaded one what it was planned to take and what it took, and what was given up so that it fits.
     """
 
     id: str
@@ -68,7 +68,7 @@ def _records(door: Door) -> list[Record]:
 def _shown(door: Door, record: Record) -> ModelShown:
     loaded = next((model for model in door.service.models if model.name == record.name), None)
     context = _trained_context(record.path, record.checked) if loaded is None else loaded.context_tokens
-    memory = None if loaded is None else Memory.of(loaded.fit, loaded.cache_bytes, loaded.compromises)
+    memory = None if loaded is None else loaded.memory
     created = int(record.added_at.timestamp())
     return ModelShown(record.name, "model", created, "pinyon", context, loaded is not None, memory)
 

@@ -26,9 +26,12 @@ from pinyon.app.api.errors import ApiError, invalid, of_exception
 from pinyon.app.api.json_answer import JsonAnswer
 from pinyon.app.api.sse import Stream
 from pinyon.app.errors import AppError, ServerError
+from pinyon.app.fit import told
 from pinyon.app.keep_alive import KeepAlive
 from pinyon.app.loaded_model import LoadedModel
+from pinyon.app.model_slot import Slot
 from pinyon.app.running import KEY_HEADER, is_challenge, key, proof
+from pinyon.engine.client import EngineState
 from pinyon.engine.errors import ContextOverflowError, EngineError
 from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Event, Failed, Finished, FinishReason
@@ -62,7 +65,7 @@ async def status(request: Request) -> Response:
             version=version("pinyon"),
             uptime_s=round(time.monotonic() - _STARTED, 1),
             engine_state=door.engine_state,
-            models=tuple(models),
+            models=(*map(_coming, door.service.loading), *models),
             running=door.running,
             waiting=door.waiting,
             is_draining=door.is_draining,
@@ -81,8 +84,22 @@ async def _shown(door: Door, model: LoadedModel) -> wire.ModelStatus:
         model.threads,
         running,
         waiting,
-        wire.Memory.of(model.fit, model.cache_bytes, model.compromises),
+        model.memory,
         await model.meters(),
+    )
+
+
+def _coming(slot: Slot) -> wire.ModelStatus:
+    return wire.ModelStatus(
+        slot.name,
+        os.fsencode(slot.path),
+        EngineState.LOADING,
+        slot.fit.context_tokens,
+        slot.config.threads,
+        running=0,
+        waiting=0,
+        memory=wire.Memory.of(slot.fit, slot.cache_bytes, told(slot.fit)),
+        progress=slot.loaded_share,
     )
 
 

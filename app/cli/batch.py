@@ -44,7 +44,7 @@ _LOST_WITH: Final = (GenerationFailedError, BusyError, ServerError)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What is to be answered by which model, None for the default one; and the file of the answers."""
+    """What is to be answered by which model, None for the default one; and the file of the answers. The model `is_forced` as Backend's."""
 
     folders: Folders
     settings: Settings
@@ -52,6 +52,7 @@ class Batch:
     context: int | None
     questions: Sequence[Question]
     target: Path
+    is_forced: bool = False
 
 
 @dataclass(slots=True)
@@ -95,6 +96,7 @@ class Tally:
 )
 @options.schema
 @options.context
+@options.force
 @click.option("--no-cache", is_flag=True, help="Compute every prompt whole, and keep nothing of it.")
 @click.option("--private", is_flag=True, help="Write nothing to disk but the answers.")
 def command(
@@ -105,6 +107,7 @@ def command(
     named: tuple[str, ...],
     schema: str | None,
     context: int | None,
+    is_forced: bool,
     no_cache: bool,
     private: bool,
 ) -> ExitCode:
@@ -130,7 +133,7 @@ def command(
     ]
     if model is None:
         offer_a_model(folders, settings)
-    tally = asyncio.run(_answer_all(Batch(folders, settings, model, context, questions, target)))
+    tally = asyncio.run(_answer_all(Batch(folders, settings, model, context, questions, target, is_forced)))
     tell(str(tally))
     if tally.stopped_by is not None:
         raise tally.stopped_by
@@ -144,7 +147,7 @@ async def _answer_all(batch: Batch) -> Tally:
 
     with held(batch.target, batch.folders.batches):
         before = read_output(batch.target)
-        async with Backend(batch.folders, batch.settings) as backend:
+        async with Backend(batch.folders, batch.settings, is_forced=batch.is_forced) as backend:
             with loading(batch.model or batch.settings.model or "the model") as on_progress:
                 model = await backend.load(batch.model, batch.context, on_progress)
             tell_compromises(model)

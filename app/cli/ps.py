@@ -3,7 +3,8 @@
 import asyncio
 import os
 import sys
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 import msgspec
@@ -11,8 +12,11 @@ import msgspec
 from pinyon.app.cli.terminal import print_json
 from pinyon.app.counted import counted
 from pinyon.app.settings import Folders
-from pinyon.app.wire import Memory, ModelStatus, Status
+from pinyon.app.wire import Memory, ModelStatus, Status, Taken
 from pinyon.engine.meters import Meters, Service
+
+if TYPE_CHECKING:
+    from pinyon.models.speed_prediction import Speed
 
 
 @click.command(name="ps")
@@ -20,8 +24,9 @@ from pinyon.engine.meters import Meters, Service
 def command(as_json: bool) -> None:
     """Show the running server: its models, what they are doing and what memory they take. None running is no error."""
     servers = asyncio.run(_servers())
+    folders = Folders.of_user()
     if as_json:
-        print_json({"servers": [{"url": each.url, **_shown(each.status)} for each in servers]})
+        print_json({"servers": [{"url": each.url, **_shown(each.status, folders)} for each in servers]})
     elif not servers:
         print("no server is running", file=sys.stderr)
     for server in () if as_json else servers:
@@ -29,7 +34,7 @@ def command(as_json: bool) -> None:
             print(f"{name:<8} {value}")
         for model in server.status.models:
             print()
-            for name, value in _model_rows(model):
+            for name, value in _model_rows(model, _speeds(model, folders)):
                 print(f"{name:<8} {value}")
 
 
@@ -45,8 +50,56 @@ async def _servers() -> list[_Server]:
     return [] if server is None else [_Server(server.url, await server.status())]
 
 
-def _shown(status: Status) -> dict[str, object]:
-    models = [{**msgspec.structs.asdict(model), "path": os.fsdecode(model.path)} for model in status.models]
+class _Pair(NamedTuple):
+    """Tokens per second as they were measured, and predicted; None where they were not."""
+
+    measured: float | None
+    predicted: float | None
+
+
+class _Speeds(NamedTuple):
+    """Of one answer, of eight at once, and of prompts."""
+
+    one: _Pair
+    eight: _Pair
+    prompts: _Pair
+
+
+def _speeds(model: ModelStatus, folders: Folders) -> _Speeds:
+    """Hold what was predicted against what was measured."""
+    guess = _predicted(model, folders)
+    service = Service() if model.meters is None else model.meters.service
+    return _Speeds(
+        _Pair(service.one_row.rows_per_s or None, None if guess is None else guess.decode_tokens_per_s),
+        _Pair(service.eight_rows.rows_per_s or None, None if guess is None else guess.batch_tokens_per_s),
+        _Pair(service.prompt_rows.rows_per_s or None, None if guess is None else guess.prefill_tokens_per_s),
+    )
+
+
+def _predicted(model: ModelStatus, folders: Folders) -> "Speed | None":
+    """Return what is predicted for a model; None where weights were not measured, or its file has gone."""
+    from pinyon.app.machine_speed import stored_speed  # noqa: PLC0415  without a server nothing is predicted
+    from pinyon.models.errors import ModelError  # noqa: PLC0415
+    from pinyon.models.speed_prediction import predicted_speed  # noqa: PLC0415
+    from pinyon.models.split_files import headers_of  # noqa: PLC0415
+
+    if (speed := stored_speed(folders, model.threads)) is None:
+        return None
+    try:
+        return predicted_speed(headers_of(Path(os.fsdecode(model.path))), speed)
+    except ModelError:
+        return None
+
+
+def _shown(status: Status, folders: Folders) -> dict[str, object]:
+    models = [
+        {
+            **msgspec.structs.asdict(model),
+            "path": os.fsdecode(model.path),
+            "tokens_per_s": {name: pair._asdict() for name, pair in _speeds(model, folders)._asdict().items()},
+        }
+        for model in status.models
+    ]
     return {**msgspec.structs.asdict(status), "models": models}
 
 
@@ -62,15 +115,16 @@ def _rows(url: str, status: Status) -> list[tuple[str, str]]:
     ]
 
 
-def _model_rows(model: ModelStatus) -> list[tuple[str, str]]:
+def _model_rows(model: ModelStatus, speeds: _Speeds) -> list[tuple[str, str]]:
     about = f"context {model.context_tokens:,} tokens, KV in {model.memory.kv_type}, {counted(model.threads, 'thread')}"
     return [
         ("model", f"{model.name} ({about})"),
-        ("engine", model.engine_state),
+        ("engine", model.engine_state if model.progress is None else f"{model.engine_state}, {model.progress:.0%}"),
         ("answers", f"{model.running} running, {model.waiting} waiting"),
         *(("fits by", text) for text in model.memory.compromises),
         ("planned", _planned(model.memory)),
-        *([] if model.meters is None else _meter_rows(model.meters)),
+        *([] if model.memory.taken is None else [("taken", _taken(model.memory.taken))]),
+        *([] if model.meters is None else _meter_rows(model.meters, speeds)),
     ]
 
 
@@ -86,19 +140,29 @@ def _planned(memory: Memory) -> str:
     return f"{', '.join(parts)}: {what}; up to {_mb(memory.cache_bytes)} more for KV of earlier prompts"
 
 
-def _meter_rows(meters: Meters) -> list[tuple[str, str]]:
-    speeds = [
-        *([f"{meters.prefill_tokens_per_s:,.0f} prompt tokens/s"] if meters.prefill_tokens_per_s else []),
+def _taken(taken: Taken) -> str:
+    return f"weights {_mb(taken.weights_bytes)}, KV {_mb(taken.kv_bytes)}, computing {_mb(taken.compute_bytes)}, as llama.cpp tells"
+
+
+def _meter_rows(meters: Meters, speeds: _Speeds) -> list[tuple[str, str]]:
+    pairs = {"one answer": speeds.one, "8 answers": speeds.eight, "prompts": speeds.prompts}
+    shown = [
+        *(_speed(what, pair.measured, pair.predicted) for what, pair in pairs.items() if pair.measured),
         *([f"KV comes back at {_mb(int(meters.restore_bytes_per_s))}/s"] if meters.restore_bytes_per_s else []),
     ]
     return [
         ("context", f"{meters.held_cells:,} of {meters.cells:,} tokens in use, {meters.idle_cells:,} kept for others"),
         ("cache", f"{_mb(meters.kv_ram_bytes)} in memory, {_mb(meters.kv_disk_bytes)} on disk"),
-        ("speed", ", ".join(speeds) or "not measured yet"),
+        ("speed", ", ".join(shown) or "not measured yet"),
         *_service_rows(meters.service),
         ("memory", f"{_mb(meters.rss_bytes)} used by the engine, {_mb(meters.available_bytes)} available"),
         *(("gpu", f"{each.device}: {_mb(each.used_bytes)} of {_mb(each.total_bytes)} in use") for each in meters.vram),
     ]
+
+
+def _speed(what: str, measured: float, predicted: float | None) -> str:
+    guess = "" if predicted is None else f" ({predicted:,.0f} were predicted)"
+    return f"{what} {measured:,.0f} tokens/s{guess}"
 
 
 def _service_rows(service: Service) -> list[tuple[str, str]]:

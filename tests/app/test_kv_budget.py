@@ -110,14 +110,16 @@ def test_what_one_model_is_granted_gives_way_to_what_it_needs():
 
 
 @pytest.mark.parametrize("is_asked", [False, True])
-def test_all_models_together_are_granted_no_more_than_the_caps(is_asked):
-    budget = KvBudget(1000 * MIB, 600 * MIB, is_asked=is_asked, several=True)
-    ram, disk = [], []
-    for _ in range(20):
-        reserved = budget.reserved_bytes(ram)
-        ram.append(budget.granted_ram(ram, 400 * MIB))
-        assert ram[-1] >= reserved
-        disk.append(budget.granted_disk(disk))
-    assert disk[:2] == [300 * MIB, 150 * MIB]
-    assert sum(ram) <= 1000 * MIB
-    assert sum(disk) <= 600 * MIB
+def test_each_model_is_granted_an_equal_part_and_all_together_no_more_than_the_caps(is_asked):
+    budget = KvBudget(1000 * MIB, 600 * MIB, is_asked=is_asked)
+    for models in range(20):
+        ram, disk = [1000 * MIB // (models + 1)] * models, [600 * MIB // (models + 1)] * models
+        assert budget.granted_ram(ram, 2000 * MIB) == 1000 * MIB // (models + 1)
+        assert budget.granted_disk(disk) == 600 * MIB // (models + 1)
+        assert budget.granted_ram(ram, 0) == budget.reserved_bytes(ram)
+
+
+def test_what_others_have_not_given_up_is_not_granted_again():
+    budget = KvBudget(1000 * MIB, 600 * MIB, is_asked=True)
+    assert (budget.granted_ram([900 * MIB], 2000 * MIB), budget.granted_disk([600 * MIB])) == (100 * MIB, 0)
+    assert budget.reserved_bytes([1000 * MIB]) == 0

@@ -68,6 +68,11 @@ class FakeResident(Resident):
         super().__init__(Path(name), name, fit, CACHE)
         self._machine = machine
         self.took = 0
+        self.parts = []
+
+    async def share_cache(self, models, spare_bytes):
+        await asyncio.sleep(0.01)
+        self.parts.append((models, spare_bytes))
 
     async def load(self):
         self._machine.loads.append((now(), self.name))
@@ -98,7 +103,7 @@ class FakeWanted(Wanted):
     async def prepare(self):
         await asyncio.sleep(0.01)
 
-    def choose(self, budget):
+    def choose(self, budget, _beside):
         room = budget.ram_bytes - self._size - CACHE
         context = max(0, min(self._context, room))
         need = DeviceNeed("RAM", self._size + context)
@@ -107,14 +112,14 @@ class FakeWanted(Wanted):
         plan = MemoryPlan(Choice(KvChoice(context, 1, 1)), (need,), is_exact=True)
         return Fit(plan, self._context, compromises, lacking)
 
-    def make(self, fit, _budget):
+    def make(self, fit, _budget, _beside):
         return FakeResident(self._machine, self.name, fit)
 
     def is_served_by(self, resident):
         return self._context <= resident.fit.wanted_context
 
-    def refusal(self, fit, budget):
-        return TooLargeError(f"{self.name} lacks {fit.lacking[0][1]} of {budget.ram_bytes}")
+    def shortage(self, fit, budget, _beside):
+        return f"{self.name} lacks {fit.lacking[0][1]} of {budget.ram_bytes}"
 
 
 def now():
@@ -139,6 +144,59 @@ async def test_a_model_is_used_by_many_at_once_and_loaded_once():
     machine = Machine(100)
     await asyncio.gather(*(machine.use("a", 40, 1.0) for _ in range(5)))
     assert [name for _, name in machine.loads] == ["a"]
+
+
+@in_virtual_time
+async def test_who_is_alone_keeps_all_of_the_cache_and_less_as_soon_as_another_one_comes():
+    machine = Machine(100)
+    await machine.use("a", 40, 1.0)
+    (a,) = machine.residents.here
+    assert a.parts == []
+    await machine.use("b", 40, keep_alive_s=5.0)
+    assert a.parts == [(2, 0)]
+    await asyncio.sleep(5.5)
+    assert machine.here == ["a"]
+    assert a.parts == [(2, 0), (1, 100 - a.promised_bytes)]
+
+
+@in_virtual_time
+async def test_what_was_given_up_for_one_that_could_not_come_is_taken_back():
+    machine = Machine(100)
+    busy = asyncio.create_task(machine.use("a", 60, SWAP_WAIT_S + 10))
+    await asyncio.sleep(1)
+    with pytest.raises(NoRoomError):
+        await machine.use("b", 60)
+    await asyncio.sleep(1)
+    (a,) = machine.residents.here
+    assert [models for models, _ in a.parts] == [2, 1]
+    with pytest.raises(OSError, match="broken"):
+        await machine.use("broken", 10)
+    await asyncio.sleep(1)
+    assert [models for models, _ in a.parts] == [2, 1, 2, 1]
+    with pytest.raises(TooLargeError):
+        await machine.use("huge", 200)
+    await asyncio.sleep(1)
+    assert len(a.parts) == 4, "nobody was asked for what can never come"
+    await busy
+
+
+@in_virtual_time
+async def test_nobody_is_loaded_before_the_others_have_given_up_their_part():
+    machine = Machine(100)
+    await machine.use("a", 20)
+    (a,) = machine.residents.here
+    may_share = asyncio.Event()
+
+    async def share_cache(_models, _spare_bytes):
+        await may_share.wait()
+
+    a.share_cache = share_cache
+    coming = asyncio.create_task(machine.use("b", 20))
+    await asyncio.sleep(10)
+    assert machine.here == ["a"]
+    may_share.set()
+    await coming
+    assert machine.here == ["a", "b"]
 
 
 @in_virtual_time
@@ -198,7 +256,7 @@ async def test_who_waits_too_long_is_refused_with_the_numbers():
     machine = Machine(100)
     busy = asyncio.create_task(machine.use("a", 60, 1000.0))
     await asyncio.sleep(1)
-    with pytest.raises(NoRoomError, match=r"^b needs .*; try again later$") as refused:
+    with pytest.raises(NoRoomError, match=r"^b lacks 22 of 39\. .*; try again later$") as refused:
         await machine.use("b", 60)
     assert "a (" in str(refused.value)
     assert now() == pytest.approx(1 + SWAP_WAIT_S)

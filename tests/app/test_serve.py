@@ -168,8 +168,9 @@ def test_ps_shows_the_server(home, server):
     planned = model["memory"]
     assert (planned["kv_type"], planned["kv_bytes"], planned["compromises"]) == ("f16", 256 * 2 * 2 * 32 * 2, [])
     assert planned["ram_bytes"] > planned["weights_bytes"] > 0
+    assert planned["taken"]["kv_bytes"] == pytest.approx(planned["kv_bytes"], abs=(1 << 20) // 100)
     table = pinyon(home, "ps").stdout.decode()
-    meters = ("0 of 256 tokens in use", "MB in memory", "used by the engine", "of RAM: weights")
+    meters = ("0 of 256 tokens in use", "MB in memory", "used by the engine", "of RAM: weights", "as llama.cpp tells")
     for words in ("tiny (context 256 tokens", server.url, str(server.pid), "0 running, 0 waiting", *meters):
         assert words in table
 
@@ -337,7 +338,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers_and_loaded_all_the_same_w
         settings.write("[headroom_mib]\nRAM = 100000000\n")
 
     def refused_and_forced():
-        assert_refused(pinyon(home, *ANSWER, "hello"), 4, "tiny needs", "0 MiB of RAM are free for it", "--force")
+        assert_refused(pinyon(home, *ANSWER, "hello"), 4, "tiny needs", " 0 MiB are free for it", "--force")
         forced = pinyon(home, *ANSWER, "--force", "hello")
         assert (forced.returncode, b"MiB more of RAM than is free" in forced.stderr) == (0, True)
         return forced.stdout

@@ -23,6 +23,7 @@ from pinyon.app.kv_budget import LEAST_RAM_BYTES
 from pinyon.app.service import Service
 from pinyon.app.settings import Folders, Settings
 from pinyon.engine.client import EngineState
+from pinyon.engine.kv_folder import size_bytes
 from pinyon.models.machine.ram import Ram
 from pinyon.models.memory.fit import Budget, Wish, fit
 from pinyon.models.split_files import headers_of
@@ -99,6 +100,21 @@ async def test_what_fits_together_answers_together(folders, machine, tiny, other
         assert all(model.compromises == () for model in service.models)
 
 
+async def test_a_model_that_is_being_loaded_is_seen_before_it_is_there(folders, machine, tiny, other):
+    async with serving(folders, machine) as service:
+        await service.load(str(other))
+        seen = []
+
+        def on_progress(fraction):
+            (slot,) = service.loading
+            seen.append((slot.name, slot.loaded_share == fraction, service.engine_state, names(service)))
+
+        await service.load(str(tiny), on_progress=on_progress)
+        assert seen
+        assert set(map(str, seen)) == {str(("tiny", True, EngineState.LOADING, ["other"]))}
+        assert (service.loading, names(service)) == ((), ["other", "tiny"])
+
+
 async def test_what_does_not_fit_together_takes_turns_and_finds_its_kv_again(folders, machine, tiny, other):
     async with serving(folders, machine) as service:
         machine.bytes = int(need_bytes(tiny) * 1.5)
@@ -133,7 +149,7 @@ async def test_who_waits_in_vain_is_told_the_numbers_and_nobody_is_interrupted(
     monkeypatch.setattr(residents, "SWAP_WAIT_S", 0.1)
     async with serving(folders, machine) as service, service.using(str(tiny)) as model:
         machine.bytes = int(need_bytes(tiny) * 1.5)
-        with pytest.raises(NoRoomError, match=r"other needs \d+ MiB .* is answering: tiny"):
+        with pytest.raises(NoRoomError, match=r"other needs \d+ MiB, .* is answering: tiny"):
             await service.load(str(other))
         assert (await answered(model))[1].usage.completion_tokens == 8
 
@@ -142,7 +158,9 @@ async def test_what_can_never_fit_starts_no_process(folders, machine, tiny):
     async with serving(folders, machine) as service:
         machine.bytes = need_bytes(tiny) // 2
         before = {child.pid for child in psutil.Process().children()}
-        with pytest.raises(TooLargeError, match=r"tiny needs \d+ MiB .* are free for it, .* it lacks .* --force"):
+        with pytest.raises(
+            TooLargeError, match=r"tiny needs \d+ MiB, \d+ MiB are free for it: \d+ MiB more .* --force"
+        ):
             await service.load(str(tiny))
         assert {child.pid for child in psutil.Process().children()} == before
         assert not folders.logs.exists()
@@ -172,8 +190,71 @@ async def test_the_cache_of_kv_takes_what_the_model_leaves_or_what_the_setting_s
     asked = Settings(threads=1, cache_ram_mib=400, headroom_mib={"RAM": 0})
     async with serving(folders, machine, asked) as service:
         machine.bytes = need_bytes(tiny)
-        with pytest.raises(TooLargeError, match="0 MiB of RAM are free for it, beside 200 MiB for computed"):
+        with pytest.raises(TooLargeError, match=r" 0 MiB are free for it: .*; 400 MiB are set aside for computed"):
             await service.load(str(tiny))
+
+
+async def test_one_alone_has_all_that_may_be_kept_and_gives_up_half_for_another_one(folders, machine, tiny, other):
+    shared = Settings(threads=1, cache_ram_mib=400, cache_disk_mib=100, headroom_mib={"RAM": 0})
+    async with serving(folders, machine, shared) as service:
+        first = await service.load(str(tiny))
+        await answered(first)
+
+        def caps():
+            slots = service._residents.here
+            assert sum(slot.cache_bytes for slot in slots) <= 400 * MIB
+            return {slot.name: (slot.cache_bytes // MIB, slot.config.kv_disk_cap_bytes // MIB) for slot in slots}
+
+        assert caps() == {"tiny": (400, 100)}
+        async with service.using(str(other), keep_alive=KeepAlive(0.0)) as second:
+            assert caps() == {"tiny": (200, 50), "other": (200, 50)}
+            assert (first.cache_bytes, second.cache_bytes) == (200 * MIB, 200 * MIB)
+            assert (await answered(first))[1].cache.cached >= 64, "what it keeps is still there"
+        async with asyncio.timeout(10):
+            while caps() != {"tiny": (400, 100)}:
+                await asyncio.sleep(0.01)
+        assert first.cache_bytes == 400 * MIB
+        assert (await answered(first))[1].cache.cached >= 64
+
+
+async def test_what_cannot_be_given_up_is_not_granted_to_another_one(folders, machine, tiny, other, monkeypatch):
+    def unused_bytes(_folder):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr("pinyon.engine.kv_folder.unused_bytes", unused_bytes)
+    shared = Settings(threads=1, cache_ram_mib=400, cache_disk_mib=100, headroom_mib={"RAM": 0})
+    async with serving(folders, machine, shared) as service:
+        await service.load(str(tiny))
+        second = await service.load(str(other))
+        granted = [(slot.cache_bytes, slot.config.kv_disk_cap_bytes) for slot in service._residents.here]
+        assert granted == [(0, 0), (400 * MIB, 100 * MIB)]
+        assert (await answered(second))[1].usage.completion_tokens == 8
+
+
+async def test_what_may_be_kept_on_disk_is_never_exceeded_by_several(folders, machine, tiny, other):
+    """Each prompt is another one, so each model fills what it may."""
+    settings = Settings(threads=1, cache_ram_mib=1, cache_disk_mib=1, headroom_mib={"RAM": 0})
+    async with serving(folders, machine, settings) as service:
+        numbers = iter(range(1000))
+
+        async def fill(model):
+            for _ in range(40):
+                prompt = f"{next(numbers)} {TALK}{TALK}"
+                await answered(model, ask(prompt, 1))
+
+        def kept_bytes():
+            return sum(map(size_bytes, folders.kv.glob("*/")))
+
+        first = await service.load(str(tiny))
+        await fill(first)
+        alone = kept_bytes()
+        async with service.using(str(other), keep_alive=KeepAlive(0.0)) as second:
+            assert MIB // 2 < alone <= MIB
+            assert kept_bytes() <= MIB // 2
+            await fill(second)
+            assert kept_bytes() <= MIB
+        await fill(first)
+        assert kept_bytes() <= MIB
 
 
 async def test_an_idle_model_leaves_and_a_pinned_one_stays(folders, machine, tiny, other):

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from architecture_zoo import ZOO
 
-from pinyon.app.fit import budget, headroom_bytes, layout, sizes_here
+from pinyon.app.counted import memory
+from pinyon.app.fit import budget, headroom_bytes, layout, remedy, sizes_here
 from pinyon.app.settings import Settings
 from pinyon.app.verdict import Here, verdict, verdict_of_sibling, with_alternatives
 from pinyon.engine.context_shape import MAX_STATEFUL_SEQUENCES, SEQUENCE_IDS
@@ -14,9 +15,9 @@ from pinyon.models.gguf_header import read_header
 from pinyon.models.machine.devices import Gpu
 from pinyon.models.machine.ram import Ram
 from pinyon.models.machine.weight_speed import ROWS, Computer, WeightSpeed
-from pinyon.models.memory.fit import Budget, Wish
-from pinyon.models.memory.kv import KvType
-from pinyon.models.memory.plan import RAM
+from pinyon.models.memory.fit import Budget, Fit, Wish
+from pinyon.models.memory.kv import KvChoice, KvType
+from pinyon.models.memory.plan import RAM, Choice, DeviceNeed, MemoryPlan
 from pinyon.models.speed_prediction import predicted_speed
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -48,18 +49,32 @@ def test_a_model_that_does_not_fit_says_what_is_lacking(llama):
     found = verdict("tiny", llama, sizes_here(llama), Here(Budget(20 * MIB)), Wish())
     assert not found.fits
     assert re.fullmatch(
-        r"needs [56]\d MiB, 20 MiB are free for it: [34]\d MiB more would have to be free", found.remedy
+        r"needs [56]\d MiB, 20 MiB are free for it: [34]\d MiB more would have to be free for 4,096 tokens of context",
+        found.remedy,
     )
     assert found.largest_context == 0
     assert found.speed is None
 
 
-def test_how_small_a_quantisation_would_have_to_be(llama):
+def test_how_small_the_weights_would_have_to_be(llama):
     sizes, wish = sizes_here(llama), Wish(context_tokens=4096, kv_type=KvType.F16)
     (whole,) = verdict("tiny", llama, sizes, Here(Budget(GIB)), wish).devices
     needed = whole.weights_bytes + whole.kv_bytes + whole.other_bytes
     found = verdict("tiny", llama, sizes, Here(Budget(needed - whole.weights_bytes // 4)), wish)
-    assert found.remedy.endswith("at most 24.0 bits per weight would fit")
+    most, now = memory(whole.weights_bytes - whole.weights_bytes // 4), memory(whole.weights_bytes)
+    assert found.remedy.endswith(f", or weights of at most {most} taken instead of {now}")
+
+
+def test_what_a_gpu_lacks_is_told_by_its_name(llama):
+    gpus = (("CUDA0", 12 * GIB),)
+    plan = MemoryPlan(
+        Choice(KvChoice(4096, 1, 1)), (DeviceNeed(RAM), DeviceNeed("CUDA0", 10 * GIB, 0, 5 * GIB)), is_exact=True
+    )
+    assert remedy(Fit(plan, 4096, (), (("CUDA0", 3 * GIB),)), Budget(GIB, gpus)) == (
+        "needs 15.0 GiB of CUDA0, 12.0 GiB of CUDA0 are free for it: 3.0 GiB more would have to be free for 4,096 tokens of context,"
+        " or weights of at most 7.0 GiB taken instead of 10.0 GiB"
+    )
+    assert remedy(Fit(plan, 4096), Budget(GIB, gpus)) == ""
 
 
 def test_another_quantisation_is_told_by_its_size(llama):

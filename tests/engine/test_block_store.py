@@ -83,6 +83,14 @@ class World:
         settle(self.disk)
         self.store.work()
 
+    def resize(self, ram_cap: int, disk_cap: int) -> None:
+        """Have other caps, and what is over them gone."""
+        self.ram_cap, self.disk_cap = ram_cap, disk_cap
+        self.store.resize(ram_cap, disk_cap)
+        self.store.settled().result(30)
+        self.store.work()
+        self.files.peak_bytes = folder_bytes(self.folder)
+
     def settle_all(self) -> None:
         self.now += TAIL_REST_S
         self.settle()
@@ -774,6 +782,37 @@ PROMPTS = st.builds(
 NAMESPACES = st.sampled_from(["a", "b"])
 
 
+def test_under_smaller_caps_what_is_worth_least_leaves_and_the_rest_is_found(tmp_path):
+    world = World(tmp_path)
+    prompts = [[number] * (2 * BLOCK_TOKENS) for number in range(1, 5)]
+    for prompt in prompts:
+        world.save(prompt)
+    world.settle_all()
+    world.resize(3 * KV_BYTES, 5 * FILE_BYTES)
+    assert (world.ram_bytes, folder_bytes(tmp_path)) == (3 * KV_BYTES, 5 * FILE_BYTES)
+    assert world.store.disk_bytes == 5 * FILE_BYTES
+    assert sum(map(world.held, prompts)) == 5 * BLOCK_TOKENS
+    assert world.held(prompts[-1]) == 2 * BLOCK_TOKENS, "the last one used"
+    world.store.check()
+    world.resize(8 * KV_BYTES, 8 * FILE_BYTES)
+    for prompt in prompts:
+        world.save(prompt)
+    world.settle_all()
+    assert sum(map(world.held, prompts)) == 8 * BLOCK_TOKENS
+
+
+def test_what_has_no_file_yet_gets_it_before_it_leaves_ram(tmp_path):
+    world = World(tmp_path)
+    prompt = [1] * (3 * BLOCK_TOKENS)
+    world.save(prompt)
+    with world.paused():
+        world.store.resize(0, ROOMY)
+        assert world.ram_bytes == 3 * KV_BYTES, "it is being written"
+    world.resize(0, ROOMY)
+    assert (world.ram_bytes, folder_bytes(tmp_path)) == (0, 3 * FILE_BYTES)
+    assert world.held(prompt) == 3 * BLOCK_TOKENS
+
+
 class StoreMachine(RuleBasedStateMachine):
     """Against a model that remembers all prompts. Where there is room for all of them, the store must, too."""
 
@@ -817,6 +856,14 @@ class StoreMachine(RuleBasedStateMachine):
     def lose(self, namespace, tokens):
         if hits := self.world.store.find(namespace, tokens):
             self.world.store.lose(hits[len(tokens) % len(hits)].block)
+
+    @precondition(lambda self: not self.is_roomy)
+    @rule(
+        ram_cap=st.sampled_from([0, 2 * KV_BYTES, 5 * KV_BYTES]),
+        disk_cap=st.sampled_from([0, FILE_BYTES, 4 * FILE_BYTES]),
+    )
+    def resize(self, ram_cap, disk_cap):
+        self.world.resize(ram_cap, disk_cap)
 
     @rule()
     def close_and_start(self):

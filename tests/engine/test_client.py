@@ -132,6 +132,23 @@ os.abort()"""
         await client.forget("talk")
 
 
+async def test_a_worker_is_told_other_caps_and_those_after_it_begin_with_them(clients):
+    script = f"""{READY}
+message = read()
+assert (message.ram_cap_bytes, message.disk_cap_bytes, message.unused_bytes) == (100, 200, 30)
+send(protocol.ResizeReply(message.call))
+read()
+os.abort()"""
+    client = clients(config_of_nothing(), command=fake_worker(script))
+    await client.resize_kv(1, 2, 0)
+    assert client.state is EngineState.STOPPED, "nothing is loaded for that"
+    await client.start()
+    await client.resize_kv(100, 200, 30)
+    with pytest.raises(EngineCrashedError):
+        await client.resize_kv(50, 60, 30)
+    assert (client._config.kv_ram_cap_bytes, client._config.kv_disk_cap_bytes) == (50, 60)
+
+
 async def test_meters_load_nothing_and_wait_for_no_load(clients):
     client = clients(config_of_nothing(), command=fake_worker(f"time.sleep(0.5)\n{READY}\nread()\nos.abort()"))
     assert await client.meters() is None

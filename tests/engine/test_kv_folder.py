@@ -5,12 +5,14 @@ import threading
 
 import pytest
 from faulty_files import settle
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pinyon.engine.block import Block
 from pinyon.engine.block_disk import BlockDisk
 from pinyon.engine.block_file import chain_key
 from pinyon.engine.cache_notes import CacheNotes
-from pinyon.engine.kv_folder import open_tier
+from pinyon.engine.kv_folder import open_tier, resized, size_bytes, unused_bytes
 
 CAP_BYTES = 1 << 20
 BEGINNING = Block(b"n" * 32, None, 0, ())
@@ -110,3 +112,42 @@ def test_what_cannot_be_opened_leaves_no_threads(opened, monkeypatch, owner, met
             opened(b"weights")
     assert {*threading.enumerate()} <= before
     assert opened(b"weights").found == []
+
+
+def test_what_no_engine_uses_is_counted(opened, tmp_path):
+    running, ended = opened(b"weights"), opened(b"other weights")
+    write(running, block_of(1, 2, 3))
+    before = unused_bytes(tmp_path / "kv")
+    write(ended, block_of(4, 5))
+    ended.disk.close()
+    assert before == 0
+    assert unused_bytes(tmp_path / "kv") == size_bytes(ended.disk._folder) > 0
+
+
+@given(st.lists(st.tuples(st.sampled_from(["come", "leave"]), st.integers(0, 3)), max_size=30))
+def test_the_cap_holds_whoever_comes_and_leaves(steps):
+    """Models with equal parts of a cap: what may be written, with what others have left, is never more than the cap."""
+    cap_bytes, own, left = 1000, {}, {}
+
+    def share(models):
+        for name, held_bytes in own.items():
+            own[name] = resized(held_bytes, cap_bytes // models, sum(left.values()))
+
+    for what, name in steps:
+        if what == "come" and name not in own:
+            share(len(own) + 1)
+            left.pop(name, None)
+            part = cap_bytes // (len(own) + 1)
+            while sum(left.values()) > part // 2:
+                left.pop(next(iter(left)))
+            own[name] = part - sum(left.values())
+        elif what == "leave" and name in own:
+            left[name] = own.pop(name)
+            share(max(1, len(own)))
+        assert sum(own.values()) + sum(left.values()) <= cap_bytes
+
+
+def test_one_that_is_alone_may_have_all_that_others_have_not_left():
+    assert resized(own_bytes=300, cap_bytes=1000, unused_bytes=200) == 800
+    assert resized(own_bytes=800, cap_bytes=500, unused_bytes=500) == 500
+    assert resized(own_bytes=300, cap_bytes=400, unused_bytes=350) == 300

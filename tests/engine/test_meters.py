@@ -7,7 +7,7 @@ from fakes import BLOCK_BYTES, make_engine, make_store, run_to_end, submit, tidi
 from kv_compare import MOVE_S, ROW_S
 
 from pinyon.engine.config import Limits
-from pinyon.engine.meters import Meters, Service
+from pinyon.engine.meters import Meters, Pace, Service
 from pinyon.engine.request import GenerateRequest, SamplingParams, Text
 from pinyon.engine.tally import Counts
 
@@ -19,10 +19,10 @@ def ask(name, prompt, **fields):
 def test_an_engine_that_has_done_nothing_holds_nothing_and_knows_no_speed():
     meters = make_engine(cells=1024).engine.meters()
     assert msgspec.structs.replace(meters, service=Service()) == Meters(cells=1024)
-    numbers = [
-        value.number if isinstance(value, Counts) else value for value in msgspec.structs.astuple(meters.service)
-    ]
-    assert numbers == [0] * 12
+    values = msgspec.structs.astuple(meters.service)
+    counts = [value.number for value in values if isinstance(value, Counts)]
+    assert (counts, [value for value in values if isinstance(value, int)]) == ([0] * 6, [0] * 6)
+    assert [value for value in values if isinstance(value, Pace)] == [Pace()] * 3
 
 
 def test_steps_and_tokens_are_counted_with_their_times():
@@ -33,6 +33,8 @@ def test_steps_and_tokens_are_counted_with_their_times():
     assert service.step_s.number == 6, "two chunks, the second of which gives a token, and four tokens"
     assert service.step_rows.total == 104
     assert service.step_s.total == pytest.approx(104 * ROW_S)
+    assert (service.one_row.rows, service.one_row.rows_per_s) == (4, pytest.approx(1 / ROW_S))
+    assert service.prompt_rows.rows == 64, "the rest of the prompt came in a smaller step"
     assert service.token_s.number == 4
     assert service.token_s.total == pytest.approx(4 * ROW_S)
     assert meters.curve is not None

@@ -3,6 +3,7 @@
 import pytest
 
 from pinyon.engine.events import Finished, FinishReason, Timings, Usage
+from pinyon.engine.meters import Pace
 from pinyon.engine.service_meters import SLOW, SLOW_S, ServiceMeters
 
 
@@ -43,3 +44,14 @@ def test_a_step_that_takes_far_longer_than_predicted_is_reported(seconds, predic
     counted = service.counted(preempted=0)
     assert (counted.step_s.number, counted.step_rows.total, counted.slow_steps) == (1, 7, int(is_slow))
     assert ("a step of 7 rows took" in capfd.readouterr().err) == is_slow
+
+
+def test_the_pace_of_steps_is_told_by_their_rows():
+    service = ServiceMeters()
+    for rows, seconds in [(1, 0.1), (1, 0.3), (8, 0.5), (7, 9.0), (63, 9.0), (64, 0.2), (512, 1.4)]:
+        service.take_step(rows, seconds, 100.0)
+    counted = service.counted(preempted=0)
+    paces = counted.one_row, counted.eight_rows, counted.prompt_rows
+    assert [pace.rows for pace in paces] == [2, 8, 576]
+    assert [pace.rows_per_s for pace in paces] == pytest.approx([5.0, 16.0, 360.0])
+    assert Pace().rows_per_s == 0.0

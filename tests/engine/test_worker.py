@@ -52,7 +52,7 @@ def test_tokenising_a_long_text_does_not_stop_the_streams(monkeypatch):
     threading.Thread(target=worker._run_texts, args=(worker._texts, loaded), daemon=True).start()
     worker._commands.put(prepared)
     worker.receive(protocol.Tokenize(7, ()))
-    worker._take_commands(engine, wait_s=0.0)
+    worker._take_commands(SimpleNamespace(engine=engine), wait_s=0.0)
     while engine.busy:
         worker._send_events(engine.step())
     events = []
@@ -120,9 +120,35 @@ def test_until_the_disk_is_known_or_given_up_reports_say_so(tmp_path, is_usable)
     identity = file_identity(tmp_path / "model")
     loaded = SimpleNamespace(context=SimpleNamespace(kv_settings=()), file_identity=identity)
     worker._open_disk(os.fsencode(tmp_path / "kv"), loaded)
-    worker._take_commands(made.engine, wait_s=0.0)
+    worker._take_commands(SimpleNamespace(engine=made.engine, store=made.kv._store), wait_s=0.0)
     assert miss("b") is Miss.DIVERGED
     assert (made.engine._notes is not None) == is_usable
+    made.engine.close()
+
+
+def test_caps_that_were_told_before_the_disk_is_known_hold_for_it_too(tmp_path):
+    sent = queue.SimpleQueue()
+    worker = Worker(EngineConfig(os.fsencode(tmp_path / "model"), 1, kv_disk_cap_bytes=8 << 20), sent.put)
+    (tmp_path / "model").write_bytes(b"weights")
+    made = make_engine(store=(store := make_store()))
+    loaded = SimpleNamespace(
+        engine=made.engine,
+        store=store,
+        context=SimpleNamespace(kv_settings=()),
+        file_identity=file_identity(tmp_path / "model"),
+    )
+    worker.receive(protocol.ResizeKv(3, 500, 2 << 20, 0))
+    while sent.empty():
+        worker._take_commands(loaded, wait_s=0.0)
+    assert sent.get() == protocol.ResizeReply(3)
+    assert (store._ram.cap_bytes, store.disk_cap_bytes) == (500, 0)
+    worker._open_disk(os.fsencode(tmp_path / "kv"), loaded)
+    worker._take_commands(loaded, wait_s=0.0)
+    assert store.disk_cap_bytes == (2 << 20) - (8 << 20) // 8, "less what the notes may take"
+    worker.receive(protocol.ResizeKv(4, 900, 10 << 20, 1 << 20))
+    while sent.empty():
+        worker._take_commands(loaded, wait_s=0.0)
+    assert (store._ram.cap_bytes, store.disk_cap_bytes) == (900, (9 << 20) - (8 << 20) // 8)
     made.engine.close()
 
 
@@ -139,7 +165,9 @@ def test_the_first_request_waits_for_the_disk_of_a_known_model(tmp_path, monkeyp
     sent, may_open = queue.SimpleQueue(), threading.Event()
     worker = Worker(EngineConfig(os.fsencode(model), 1, kv_folder=os.fsencode(folder), kv_disk_cap_bytes=1), sent.put)
     context = SimpleNamespace(kv_settings=())
-    loaded = SimpleNamespace(engine=made.engine, info=None, context=context, file_identity=identity)
+    loaded = SimpleNamespace(
+        engine=made.engine, store=made.kv._store, info=None, context=context, file_identity=identity
+    )
     monkeypatch.setattr(worker, "_load", lambda: loaded)
     monkeypatch.setattr(gc, "freeze", lambda: None)
 
@@ -165,9 +193,9 @@ def test_a_request_cancelled_before_it_was_prepared_tells_of_each_choice():
     worker = Worker(EngineConfig(b"", 1), lambda _message: None)
     engine, *_ = make_engine(scripted(a=b"answer"))
     worker.receive(protocol.Generate(ask("a", n=3)))
-    ((name, finished),) = worker._obey(engine, protocol.Cancel("a"))
+    ((name, finished),) = worker._obey(SimpleNamespace(engine=engine), protocol.Cancel("a"))
     assert (name, finished.reasons) == ("a", (FinishReason.CANCELLED,) * 3)
-    assert worker._obey(engine, engine.prepare(ask("a", n=3))) == []
+    assert worker._obey(SimpleNamespace(engine=engine), engine.prepare(ask("a", n=3))) == []
 
 
 def next_reply(sent):
@@ -211,9 +239,9 @@ def test_a_request_that_is_being_prepared_leaves_nothing_either():
     requests = [ask(name, name * 100, conversation=name) for name in ("talk", "else")]
     for request in requests:
         worker.receive(protocol.Generate(request))
-    worker._obey(made.engine, protocol.Forget(1, "talk"))
+    worker._obey(SimpleNamespace(engine=made.engine), protocol.Forget(1, "talk"))
     for request in requests:
-        worker._obey(made.engine, made.engine.prepare(request))
+        worker._obey(SimpleNamespace(engine=made.engine), made.engine.prepare(request))
     while made.engine.busy:
         made.engine.step()
     made.engine.tidy()
@@ -231,11 +259,11 @@ def test_a_request_that_came_before_a_clear_leaves_nothing_also_if_it_was_being_
     worker.receive(protocol.Generate(older))
     clock.now_s, cleared_s = 30.0, 1e9 + 20.0
     if was_prepared:
-        worker._obey(made.engine, made.engine.prepare(older))
+        worker._obey(SimpleNamespace(engine=made.engine), made.engine.prepare(older))
     worker.receive(protocol.Generate(younger))
-    worker._obey(made.engine, protocol.Forget(1, None, cleared_s))
+    worker._obey(SimpleNamespace(engine=made.engine), protocol.Forget(1, None, cleared_s))
     for request in [younger] if was_prepared else [older, younger]:
-        worker._obey(made.engine, made.engine.prepare(request))
+        worker._obey(SimpleNamespace(engine=made.engine), made.engine.prepare(request))
     while made.engine.busy:
         made.engine.step()
     tidied(made)
@@ -285,7 +313,7 @@ def test_what_cannot_be_deleted_is_told(monkeypatch):
     failed = Future()
     failed.set_exception(OSError("Input/output error"))
     monkeypatch.setattr(SharedKv, "forgotten", lambda _self: failed)
-    worker._obey(engine, protocol.Forget(1, "talk"))
+    worker._obey(SimpleNamespace(engine=engine), protocol.Forget(1, "talk"))
     reply = sent.get_nowait()
     assert (reply.call, reply.failed.kind) == (1, FailureKind.ENGINE_ERROR)
     assert "Input/output error; try again" in reply.failed.message

@@ -16,8 +16,9 @@ from pinyon.app.api.metrics import Metrics
 from pinyon.app.ask import Ask, Chat, Prompt, RawText, RawTokens
 from pinyon.app.keep_alive import KeepAlive
 from pinyon.app.settings import Settings
+from pinyon.app.wire import Memory
 from pinyon.engine.client import EngineState
-from pinyon.engine.config import Limits
+from pinyon.engine.config import Buffer, Limits
 from pinyon.engine.engine import Emitted
 from pinyon.engine.errors import EngineCrashedError, EngineError
 from pinyon.engine.events import Event, Failed, Finished
@@ -33,6 +34,12 @@ NONCE = "00" * 32
 FIT = Fit(
     MemoryPlan(Choice(KvChoice(4096, 8, 512)), (DeviceNeed("RAM", 100, 90, 30, 20, 4, 6),), is_exact=True),
     4096,
+)
+BUFFERS = (
+    Buffer("model", "CPU_Mapped", 90),
+    Buffer("KV", "CPU", 30),
+    Buffer("RS", "CPU", 1),
+    Buffer("output", "CPU", 4),
 )
 GREEDY = SamplingParams(temperature=0)
 THINK = Reasoning("<think>", ("</think>",))
@@ -72,8 +79,6 @@ class FakeModel:
     why_no_disk = ""
     compromises = ()
     state = EngineState.READY
-    fit = FIT
-    cache_bytes = 1000
 
     def __init__(
         self,
@@ -99,6 +104,10 @@ class FakeModel:
         self._reasoning = reasoning
         self._streams: dict[str, asyncio.Queue[Event]] = {}
         self._stepping: asyncio.Task[None] | None = None
+
+    @property
+    def memory(self) -> Memory:
+        return Memory.of(FIT, 1000, self.compromises, BUFFERS)
 
     def is_called(self, name):
         return name in {self.name, str(self.record.path)}
@@ -223,6 +232,7 @@ class FakeService:
         self.engine_state = EngineState.READY
         self.loaded: FakeModel | None = model
         self.load_error: Exception | None = None
+        self.loading: tuple[object, ...] = ()
         self.loads: list[str] = []
         self.kept_alive: list[KeepAlive | None] = []
         self._model = model

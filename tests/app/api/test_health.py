@@ -1,5 +1,7 @@
 """GET /health and /health/ready: always answered, and true."""
 
+from types import SimpleNamespace
+
 import pytest
 from fakes import hashed
 from http_asking import CHAT, COMPLETIONS, Visitor, chat_body, settle, text_body
@@ -16,7 +18,7 @@ async def test_a_server_that_can_answer_is_ready(api):
             "live": True,
             "ready": True,
             "engine": {"state": "ready", "model": "fake", "running": 0, "waiting": 0},
-            "models": [{"model": "fake", "state": "ready", "running": 0, "waiting": 0}],
+            "models": [{"model": "fake", "state": "ready", "running": 0, "waiting": 0, "progress": None}],
         }
 
 
@@ -58,6 +60,20 @@ async def test_health_is_told_while_the_engine_computes_and_prompts_are_tokenise
         await visitor.ended()
     engine = (await api.get("/health")).json()["engine"]
     assert (engine["running"], engine["waiting"]) == (0, 0)
+
+
+async def test_a_model_that_is_being_loaded_is_told_and_never_called_ready(api):
+    service = api.server.service
+    service.engine_state = EngineState.LOADING
+    service.loading = (SimpleNamespace(name="other", loaded_share=0.5),)
+    loading = {"model": "other", "state": "loading", "running": 0, "waiting": 0, "progress": 0.5}
+    beside = (await api.get("/health/ready")).json()
+    assert (beside["ready"], beside["engine"]["state"], beside["engine"]["model"]) == (True, "loading", "other")
+    assert [beside["models"][0], beside["models"][1]["model"]] == [loading, "fake"]
+    service.loaded = None
+    alone = await api.get("/health/ready")
+    assert (alone.status_code, alone.json()["status"], alone.json()["ready"]) == (503, "loading", False)
+    assert alone.json()["models"] == [loading]
 
 
 async def test_a_server_is_ready_with_one_model_while_it_loads_another(api):

@@ -34,6 +34,7 @@ async def test_models_are_listed_with_their_contexts(with_tiny, tiny):
         "ram_bytes": 160,
         "gpu_bytes": {},
         "compromises": ["a smaller context"],
+        "taken": {"weights_bytes": 90, "kv_bytes": 31, "compute_bytes": 4},
     }
     assert document["data"] == [
         {"id": "tiny", "context_length": CONTEXT, "loaded": False, "memory": None, **same},

@@ -51,7 +51,7 @@ class FakeModel:
     def __init__(self, name="m", error=None):
         self.name, self.context_tokens, self.threads, self.why_no_disk = name, 256, 2, ""
         self.record = SimpleNamespace(path=Path(f"/{name}.gguf"), name=name, source=Source.ADDED)
-        self.state, self.fit, self.cache_bytes, self.compromises = EngineState.READY, FIT, 9, TOLD
+        self.state, self.compromises, self.memory = EngineState.READY, TOLD, wire.Memory.of(FIT, 9, TOLD)
         self.error = error
         self.digest = "ab" * 32
         self.may_end, self.cancelled, self.was_left = asyncio.Event(), False, False
@@ -94,7 +94,7 @@ class FakeService:
 
     def __init__(self, model):
         self.model, self.loaded, self.error = model, None, None
-        self.wishes, self.kept_alive = [], []
+        self.wishes, self.kept_alive, self.loading = [], [], ()
         self.may_load = asyncio.Event()
         self.may_load.set()
         self.loads = asyncio.Event()
@@ -239,6 +239,19 @@ async def test_status_before_and_after_a_load(client):
     assert (model.engine_state, model.running, model.waiting, model.meters) == ("ready", 0, 0, METERS)
     assert (model.memory.ram_bytes, model.memory.cache_bytes, model.memory.compromises) == (160, 9, TOLD)
     assert (after.engine_state, after.running, after.waiting, after.is_draining) == ("ready", 0, 0, False)
+
+
+async def test_what_is_being_loaded_is_told(client, service):
+    await post(client, "load", wire.Load(b"/m.gguf", None))
+    slot = SimpleNamespace(name="n", path=Path("/n.gguf"), fit=FIT, cache_bytes=7, loaded_share=0.25)
+    slot.config = SimpleNamespace(threads=3)
+    service.loading = (slot,)
+    answer = await client.get("/pinyon/status", headers=KEY)
+    coming, ready = msgspec.json.decode(answer.content, type=wire.Status).models
+    assert (coming.name, coming.path, coming.engine_state, coming.progress) == ("n", b"/n.gguf", "loading", 0.25)
+    assert (coming.context_tokens, coming.threads, coming.memory.cache_bytes) == (4096, 3, 7)
+    assert (coming.memory.taken, coming.meters) == (None, None)
+    assert (ready.name, ready.engine_state, ready.progress) == ("m", "ready", None)
 
 
 async def test_a_conversation_is_forgotten(client, service):

@@ -405,3 +405,19 @@ def test_a_server_that_is_killed_in_mid_batch_costs_no_line(tmp_path, tiny):
     assert batch.returncode == 0, told
     assert b"the model is loaded again\npinyon: 80 of 80 answered, 0 failed\n" in told
     assert sorted(written(tmp_path)) == [*range(1, 81)]
+
+
+@pytest.mark.model
+def test_a_model_that_does_not_fit_is_loaded_all_the_same_where_that_is_wanted(here, tiny):
+    (config := here / "home" / "config").mkdir(parents=True)
+    (config / "settings.toml").write_text("threads = 1\n[headroom_mib]\nRAM = 100000000\n")
+    (here / "in.jsonl").write_text(json.dumps({"prompt": "a", "options": {"max_tokens": 2}}))
+    refused = pinyon(here / "home", "batch", "in.jsonl", "out.jsonl", "-m", tiny)
+    assert (refused.returncode, b" 0 MiB are free for it" in refused.stderr, b"--force" in refused.stderr) == (
+        4,
+        True,
+        True,
+    )
+    forced = pinyon(here / "home", "batch", "in.jsonl", "out.jsonl", "-m", tiny, "--force")
+    assert (forced.returncode, b"MiB more of RAM than is free" in forced.stderr) == (0, True)
+    assert list(written(here)) == [1]

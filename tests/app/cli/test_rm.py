@@ -1,9 +1,17 @@
 """`pinyon rm`: what goes, what stays, and who still has it."""
 
+import os
+from types import SimpleNamespace
+
+import msgspec
 import pytest
 from command_line import assert_refused, pinyon, serving
 from other_stores import ollama_model
 
+from pinyon.app.errors import UsageError
+from pinyon.app.model_users import require_unloaded
+from pinyon.app.settings import Folders
+from pinyon.app.wire import Memory, ModelStatus, Status
 from pinyon.models.catalog import find
 from pinyon.models.model_record import Source
 from pinyon.models.store import Store
@@ -66,3 +74,25 @@ def test_what_a_server_has_loaded_is_refused_and_everything_else_is_not(tmp_path
         assert pinyon(tmp_path, "rm", "other").returncode == 0
         assert pinyon(tmp_path, "run", "tiny", "--max-tokens", "1", "Hello").returncode == 0
     assert pinyon(tmp_path, "rm", "tiny").returncode == 0
+
+
+@pytest.mark.parametrize(("progress", "state"), [(None, "loaded"), (0.0, "being loaded"), (0.7, "being loaded")])
+async def test_a_model_on_its_way_into_memory_is_used_too(tmp_path, tiny, monkeypatch, progress, state):
+    folders = Folders.of_user({"PINYON_HOME": str(tmp_path)})
+    record = Store(folders.models).add(tiny, "tiny")
+    memory = Memory("f16", 0, 0, 0, 0, 0, 0, {}, ())
+    model = ModelStatus("tiny", os.fsencode(tiny), "loading", 256, 1, 0, 0, memory, progress=progress)
+    status = Status(1, "", 0.0, "loading", (model,), 0, 0, is_draining=False, why_no_disk="")
+
+    async def told():
+        return status
+
+    async def find_server(_folders):
+        return SimpleNamespace(pid=7, url="http://x", status=told)
+
+    monkeypatch.setattr("pinyon.app.model_users.read_server", lambda _folders: object())
+    monkeypatch.setattr("pinyon.app.remote.find_server", find_server)
+    with pytest.raises(UsageError, match=f"^tiny is {state} in the server with pid 7 at http://x: `pinyon stop` first"):
+        await require_unloaded(folders, record)
+    status = msgspec.structs.replace(status, models=(msgspec.structs.replace(model, name="other"),))
+    await require_unloaded(folders, record)

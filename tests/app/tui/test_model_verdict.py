@@ -52,7 +52,10 @@ def test_a_small_machine():
     assert verdict_lines(found) == [
         "RAM ██████████████████!!!!!!!!!!!!!!!!!!!!!! 1.3 GiB of 600 MiB",
         LEGEND,
-        "does not fit: needs 1.3 GiB, 600 MiB are free for it: at most 1.6 bits per weight would fit",
+        (
+            "does not fit: needs 1.3 GiB, 600 MiB are free for it: 726 MiB more would have to be free for 4,096 tokens of"
+            " context, or weights of at most 333 MiB taken instead of 1.0 GiB"
+        ),
         "Q4_K_M, 5.0 bits per weight: about 0.03 nats",
         "to predict speeds, weights have to be measured: m, some 15 s",
     ]
