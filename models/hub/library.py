@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
+from typing import Final
 
 import httpx2
 from huggingface_hub import constants, get_token
@@ -33,7 +34,8 @@ from pinyon.models.errors import (
 constants.HF_HUB_DISABLE_TELEMETRY = True  # it would also ask the hub which program has started this one
 logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
-_OVERLOADED = (408, 429, 500, 502, 503, 504)
+LISTING_TIMEOUT_S: Final = 30.0
+_OVERLOADED: Final = (408, 429, 500, 502, 503, 504)
 
 
 @contextlib.contextmanager
@@ -64,6 +66,7 @@ def hub_errors(repo_id: str | None = None) -> Iterator[None]:
         httpx2.HTTPError,
         httpx2.InvalidURL,
         ValueError,
+        AttributeError,
         KeyError,
         TypeError,
     ) as error:  # the last are JSON of another kind
@@ -103,7 +106,9 @@ def _refusal_by_status(error: HfHubHTTPError) -> ModelError:
         return HubAccessError(f"the hub forbids this{what}: {_token_page()} has what tokens may do")
     if status in _OVERLOADED:
         return _busy(error, status)
-    return DownloadError(f"the hub answered with status {status}{f': {words}' if words else ''}")
+    return DownloadError(
+        f"the hub answered with status {status}{f': {words}' if words else ''}: try again later, or check that {constants.ENDPOINT} is a hub"
+    )
 
 
 def _busy(error: HfHubHTTPError, status: int) -> HubBusyError:

@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Final
 
 from pinyon.models.disk import printable
-from pinyon.models.errors import GgufFormatError, HeaderIncompleteError
-from pinyon.models.gguf_header import GgufHeader, parse_header
+from pinyon.models.errors import GgufFormatError, HeaderIncompleteError, ModelFileError
+from pinyon.models.gguf_header import GgufHeader, check_runnable, parse_header
 from pinyon.models.hub.patience import Patience
 from pinyon.models.hub.remote_file import RemoteFile
 from pinyon.models.hub.repo import HubFile, HubModel, HubRepo
+from pinyon.models.split_files import check_parts, part_count
 
 # The first file has the vocabulary before its tensor table; the others have hardly more than a table.
 _FIRST_READ_BYTES: Final = 2 << 20
@@ -24,10 +25,10 @@ WITHIN_S: Final = 60.0
 def remote_headers(
     repo: HubRepo, model: HubModel, cancelled: Callable[[], bool] = lambda: False, within_s: float = WITHIN_S
 ) -> tuple[GgufHeader, ...]:
-    """The headers of all files of a model, in their order; each that its file would have here.
+    """The headers of all files of a model, in their order, checked as those of files here are.
 
-    At most 4 MiB past the end of a tensor table are read. Raises GgufFormatError that names the file, DownloadError and its kinds
-    when they are not here within `within_s` seconds.
+    At most 4 MiB past the end of a tensor table are read. Raises GgufFormatError and UnsupportedModelError that name the file or the
+    model, DownloadError and its kinds when they are not here within `within_s` seconds.
     """
     stop = threading.Event()
     patience = Patience(time.monotonic() + within_s, lambda: stop.is_set() or cancelled())
@@ -43,7 +44,14 @@ def remote_headers(
             stop.set()  # what the others would still read is of no use
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-        return tuple(read.result() for read in reads)
+        headers = tuple(read.result() for read in reads)
+    try:
+        if len(headers) > 1 or part_count(headers[0]) > 1:
+            check_parts(headers)
+        check_runnable(*headers)
+    except ModelFileError as error:
+        raise type(error)(f"{printable(model.label)} of {repo.repo_id}: {error}") from None
+    return headers
 
 
 def _header(repo: HubRepo, file: HubFile, patience: Patience, first_read_bytes: int) -> GgufHeader:

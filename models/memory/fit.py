@@ -90,12 +90,14 @@ def fit(sizes: ModelSizes, budget: Budget, shape: Shape, wish: Wish = Wish()) ->
     return _Search(sizes, budget, shape, wish).fit()
 
 
-def largest_context(
-    sizes: ModelSizes, budget: Budget, shape: Shape, kv_type: KvType = KvType.F16, gpu_layers: int | None = None
-) -> int:
-    """Return how many tokens of context fit, up to those that the model was trained for; 0 where not even the smallest one does."""
-    search = _Search(sizes, budget, shape, Wish(gpu_layers=gpu_layers))
-    return search.widest(sizes.trained_context, kv_type, search.placements()[0]).kv.cells
+def largest_context(sizes: ModelSizes, budget: Budget, shape: Shape, found: Fit) -> int:
+    """Return how many tokens of context fit with KV in f16 where `found` puts the layers, up to those that the model was trained for.
+
+    It is 0 where not even the smallest context fits.
+    """
+    choice = found.plan.choice
+    placement = _Placement(choice.gpu_layers, choice.cpu_expert_layers)
+    return _Search(sizes, budget, shape, Wish()).widest(sizes.trained_context, KvType.F16, placement).kv.cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +117,11 @@ class _Search:
     def fit(self) -> Fit:
         wanted = self._wanted_context()
         smallest = min(wanted, SMALL_CONTEXT)
-        placements = self.placements()
+        placements, windows, kinds = self.placements(), self._windows(), self._types()
         for placement in placements:
-            for kv_type in self._types():
-                found = self.widest(wanted, kv_type, placement)
-                if found.kv.cells >= smallest:
-                    return self._fit(found, wanted, placements[0])
-        windows, kinds = self._windows(), self._types()
+            for kv_type in kinds:
+                if any(self._fits(self._choice(smallest, kv_type, placement, full)) for full in windows):
+                    return self._fit(self.widest(wanted, kv_type, placement), wanted, placements[0])
         return self._fit(self._choice(smallest, kinds[-1], placements[-1], windows[-1]), wanted, placements[0])
 
     def _fit(self, choice: Choice, wanted: int, first: _Placement) -> Fit:

@@ -6,8 +6,16 @@ from dataclasses import replace
 import pytest
 from fake_hub import FakeFile
 
-from pinyon.models.errors import DownloadError, GgufFormatError, HubBusyError, HubConnectionError, ModelError
+from pinyon.models.errors import (
+    DownloadError,
+    GgufFormatError,
+    HubBusyError,
+    HubConnectionError,
+    ModelError,
+    UnsupportedModelError,
+)
 from pinyon.models.gguf_header import parse_header
+from pinyon.models.gguf_reader import ValueType
 from pinyon.models.hub import remote_header
 from pinyon.models.hub.address import Address
 from pinyon.models.hub.patience import Patience
@@ -38,6 +46,13 @@ def headers(hub, monkeypatch):
     return read
 
 
+def _shard(number: int, count: int = 3) -> bytes:
+    """A part with one of the first tensors."""
+    part = replace(tiny(), tensors=tiny().tensors[number : number + 1])
+    part = part.with_value("split.no", ValueType.UINT16, number).with_value("split.count", ValueType.UINT16, count)
+    return part.with_value("split.tensors.count", ValueType.INT32, count).encode()
+
+
 def ranges_of(hub):
     return [one.range for one in hub.of("cdn")]
 
@@ -57,10 +72,20 @@ def test_the_token_goes_to_the_hub_alone(hub, headers, monkeypatch):
 
 
 def test_every_shard_has_its_header_in_their_order(headers):
-    shards = [replace(tiny(), tensors=(tensor,)).encode() for tensor in tiny().tensors[:3]]
+    shards = [_shard(number) for number in range(3)]
     read = headers(**{f"m-Q4_0-{number:05}-of-00003.gguf": shard for number, shard in enumerate(shards, start=1)})
     assert [header.tensors[0].name for header in read] == [tensor.name for tensor in tiny().tensors[:3]]
     assert [header.file_bytes for header in read] == [len(shard) for shard in shards]
+
+
+def test_shards_of_two_models_are_no_model(headers):
+    with pytest.raises(GgufFormatError, match="Q4_0 of owner/repo: part 2 of 2 says that it is part 3 of 3"):
+        headers(**{"m-Q4_0-00001-of-00002.gguf": _shard(0, count=2), "m-Q4_0-00002-of-00002.gguf": _shard(2)})
+
+
+def test_what_cannot_be_run_is_told(headers):
+    with pytest.raises(UnsupportedModelError, match="Q4_0 of owner/repo: unsupported architecture 'llama9'"):
+        headers(**{"m-Q4_0.gguf": tiny("llama9").encode()})
 
 
 @pytest.mark.parametrize("cut", [0, 1, 17, 999])

@@ -107,11 +107,19 @@ def test_where_nothing_fits_it_is_said_by_how_much(models):
 def test_the_largest_context_is_the_last_that_fits(models):
     sizes = models["llama"]
     budget = Budget(_smallest_bytes(sizes) + 10 * MIB)
-    found = largest_context(sizes, budget, shape)
+    found = largest_context(sizes, budget, shape, fit(sizes, budget, shape))
     assert found % 256 == 0
     assert memory_plan(sizes, Choice(shape(found, sizes))).total_bytes <= budget.ram_bytes
     assert memory_plan(sizes, Choice(shape(found + 256, sizes))).total_bytes > budget.ram_bytes
-    assert largest_context(sizes, Budget(MIB), shape) == 0
+    assert largest_context(sizes, Budget(MIB), shape, fit(sizes, Budget(MIB), shape)) == 0
+
+
+def test_the_largest_context_is_that_of_the_places_that_were_chosen(models):
+    sizes = models["llama"]
+    crowded = Budget(8 << 30, (("CUDA0", 0),))
+    found = fit(sizes, crowded, shape)
+    assert found.plan.choice.gpu_layers == 0
+    assert largest_context(sizes, crowded, shape, found) == 1 << 17
 
 
 @given(
