@@ -52,10 +52,17 @@ def command(model: str, context: int | None, kv_type: str | None, as_json: bool)
 
 
 def _is_remote(folders: Folders, model: str) -> bool:
-    from pinyon.models.hub.address import is_address  # noqa: PLC0415
+    from pinyon.models.hub.address import is_address, is_path  # noqa: PLC0415
     from pinyon.models.store import Store  # noqa: PLC0415
 
-    return is_address(model) and not Path(model).exists() and not Store(folders.models).knows(model)
+    return is_address(model) and not (is_path(model) or _is_here(model) or Store(folders.models).knows(model))
+
+
+def _is_here(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:  # too long for a path, or below a folder that may not be read
+        return False
 
 
 def _of_a_name(folders: Folders, model: str, here: "Here", wish: "Wish") -> "Verdict":
@@ -67,7 +74,7 @@ def _of_a_name(folders: Folders, model: str, here: "Here", wish: "Wish") -> "Ver
     from pinyon.models.store import Store  # noqa: PLC0415
 
     store, entry = Store(folders.models), catalog.find(model)
-    if entry is not None and not store.knows(model) and not Path(model).exists():
+    if entry is not None and not store.knows(model) and not _is_here(model):
         known = (catalog_header(entry),)
         return verdict(entry.name, known, sizes_here(known), here, wish)
     record = store.resolve(model)

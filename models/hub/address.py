@@ -11,6 +11,7 @@ from pinyon.models.hub.safe_names import checked_parts
 _HOST: Final = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
 _PLAIN: Final = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^:/]+))?(?::(?P<choice>.+))?", re.ASCII)
 _LATEST: Final = "latest"
+_PATH_STARTS: Final = ("/", "~", ".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,16 @@ def is_address(text: str) -> bool:
     return "/" in text
 
 
+def is_path(text: str) -> bool:
+    """Whether `text` is written as a file's path; a file of a repository is after a colon, or after the hub's name."""
+    is_file = text.lower().endswith(".gguf") and ":" not in text and not _HOST.match(text)
+    return text.startswith(_PATH_STARTS) or is_file
+
+
 def parse_address(text: str) -> Address:
     """Raises ModelNotFoundError that says how an address is written."""
     text = text.strip().rstrip("/")
-    if not text.isprintable() or text.startswith(("/", "~")):
+    if not text.isprintable() or text.startswith(_PATH_STARTS):
         raise _unknown(text, "it is a path, or not one line")
     rest = _HOST.sub("", text, count=1) if _HOST.match(text) else text
     if (plain := _PLAIN.fullmatch(rest)) is not None:

@@ -42,6 +42,18 @@ def test_a_model_that_is_not_here(tmp_path):
     assert_refused(pinyon(tmp_path / "home", "fit", "nothing"), 3, "no model named nothing")
 
 
+@pytest.mark.parametrize("path", ["./gone.gguf", "models/gone.gguf", "a/b/gone.GGUF", "~/gone", "/gone"])
+def test_a_path_that_leads_nowhere_is_no_question_to_the_hub(tmp_path, path):
+    with FakeHub() as hub:
+        done = pinyon(tmp_path / "home", "fit", path, **hub.environment(tmp_path / "hf"))
+        assert_refused(done, 3, "no file at ")
+        assert hub.asked == []
+
+
+def test_a_name_too_long_for_a_path(tmp_path):
+    assert_refused(pinyon(tmp_path / "home", "fit", "a" * 5000), 3, "no model named aaa")
+
+
 def test_all_quantisations_of_a_repository_by_one_header(tmp_path, tiny):
     content = tiny.read_bytes()
     with FakeHub() as hub:

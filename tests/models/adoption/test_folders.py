@@ -1,6 +1,7 @@
 """Files below a folder: all, each once, whatever else lies there."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,16 @@ def test_every_gguf_file_is_found_by_path(tmp_path):
         "b.gguf",
     ]
     assert findings.unusable == ()
+
+
+def test_folders_may_be_nested_deeper_than_python_goes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(1200):
+        os.mkdir("a")  # noqa: PTH102  a path of all of them would be slow to make
+        os.chdir("a")
+    Path("deep.gguf").touch()
+    monkeypatch.undo()
+    assert names(folders.find_in(tmp_path)) == ["deep.gguf"]
 
 
 def test_links_to_folders_are_followed_but_never_in_circles(tmp_path):

@@ -57,6 +57,7 @@ def test_what_is_no_model_file_is_left_alone(tmp_path):
         ),
         (b'{"layers": [{"mediaType": 7}]}', "no manifest"),
         (b"\xff\xfe", "no manifest"),
+        (b'{"x":' + b"[" * 100_000, "no manifest"),
     ],
 )
 def test_a_broken_manifest_hides_only_itself(tmp_path, manifest, reason):
