@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pinyon.app.verdict import DeviceShare, Here, Verdict
+    from pinyon.models.gguf_header import GgufHeader
     from pinyon.models.memory.fit import Wish
+    from pinyon.models.memory.sizes import ModelSizes
 
 _BAR_CELLS: Final = 10
 _LEAST_NAME_CELLS: Final = 14
 _TITLES: Final = ("model", "size", "memory", "context", "tok/s *", "quality")
+_ANY_WIDTH: Final = 10_000
 _KV_TYPES: Final = ("f16", "q8_0", "q4_0")
 
 
@@ -74,12 +77,15 @@ def _of_a_name(folders: Folders, model: str, here: "Here", wish: "Wish") -> "Ver
     from pinyon.models.store import Store  # noqa: PLC0415
 
     store, entry = Store(folders.models), catalog.find(model)
+    headers: tuple[GgufHeader, ...]
     if entry is not None and not store.knows(model) and not _is_here(model):
-        known = (catalog_header(entry),)
-        return verdict(entry.name, known, sizes_here(known), here, wish)
-    record = store.resolve(model)
-    headers = headers_of(record.path)
-    return verdict(record.name, headers, sizes_here(headers), here, wish)
+        name, headers = entry.name, (catalog_header(entry),)
+    else:
+        record = store.resolve(model)
+        name, headers = record.name, headers_of(record.path)
+    sizes = sizes_here(headers)
+    _require_possible(wish, sizes)
+    return verdict(name, headers, sizes, here, wish)
 
 
 def _of_the_hub(model: str, here: "Here", wish: "Wish") -> list["Verdict"]:
@@ -95,6 +101,7 @@ def _of_the_hub(model: str, here: "Here", wish: "Wish") -> list["Verdict"]:
     meant = chosen(repo, address.choice)
     headers = remote_headers(repo, meant)
     sizes = sizes_here(headers)
+    _require_possible(wish, sizes)
     found = verdict(meant.label, headers, sizes, here, wish)
     if address.choice is not None:
         return [found]
@@ -106,12 +113,27 @@ def _of_the_hub(model: str, here: "Here", wish: "Wish") -> list["Verdict"]:
     return with_alternatives(sorted([found, *others], key=lambda each: each.size_bytes))
 
 
+def _require_possible(wish: "Wish", sizes: "ModelSizes") -> None:
+    """Refuse what loading would refuse: a context beyond what the model was trained for. Raises DoesNotFitError."""
+    from pinyon.engine.config import check_context  # noqa: PLC0415
+
+    if wish.context_tokens is not None and sizes.trained_context:
+        check_context(wish.context_tokens, sizes.trained_context)
+
+
 def _print(verdicts: list["Verdict"], here: "Here") -> None:
     from rich.console import Console  # noqa: PLC0415  0.1 s
+    from rich.measure import Measurement  # noqa: PLC0415
 
     from pinyon.app.memory_bar import LEGEND  # noqa: PLC0415
+    from pinyon.models.disk import printable  # noqa: PLC0415
 
-    Console(highlight=False).print(_table(verdicts))
+    console, table = Console(highlight=False), _table(verdicts)
+    whole = Measurement.get(console, console.options.update(width=_ANY_WIDTH), table).maximum
+    name_cells = max(len(printable(each.name)) for each in verdicts)
+    # Names may be wrapped; figures that were cut would say something else.
+    console.width = max(console.width, whole - max(0, name_cells - _LEAST_NAME_CELLS))
+    console.print(table)
     print(LEGEND)
     print("* one answer, eight at once, reading a prompt")
     for each in verdicts:

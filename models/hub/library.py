@@ -96,6 +96,8 @@ def _refusal(error: HfHubHTTPError, repo_id: str | None) -> ModelError:
 
 def _refusal_by_status(error: HfHubHTTPError) -> ModelError:
     status, words = error.response.status_code, printable(error.server_message or "")[:200]
+    if status == 401 and get_token() is None:
+        return HubAccessError(f"the hub wants a token for this: set HF_TOKEN to one of yours ({_token_page()})")
     if status == 401:
         return HubAccessError(
             f"the hub refused the token in {_token_source()}: make a new one on {_token_page()}; a public repository needs"

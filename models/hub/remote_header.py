@@ -30,8 +30,25 @@ def remote_headers(
     At most 4 MiB past the end of a tensor table are read. Raises GgufFormatError and UnsupportedModelError that name the file or the
     model, DownloadError and its kinds when they are not here within `within_s` seconds.
     """
+    until = time.monotonic() + within_s
+    if len(model.files) == 1:  # on this thread, so that Ctrl+C ends it at once
+        headers = (_header(repo, model.files[0], Patience(until, cancelled), _FIRST_READ_BYTES),)
+    else:
+        headers = _headers_of_parts(repo, model, cancelled, until)
+    try:
+        if len(headers) > 1 or part_count(headers[0]) > 1:
+            check_parts(headers)
+        check_runnable(*headers)
+    except ModelFileError as error:
+        raise type(error)(f"{printable(model.label)} of {repo.repo_id}: {error}") from None
+    return headers
+
+
+def _headers_of_parts(
+    repo: HubRepo, model: HubModel, cancelled: Callable[[], bool], until: float
+) -> tuple[GgufHeader, ...]:
     stop = threading.Event()
-    patience = Patience(time.monotonic() + within_s, lambda: stop.is_set() or cancelled())
+    patience = Patience(until, lambda: stop.is_set() or cancelled())
     firsts = [_FIRST_READ_BYTES] + [_FIRST_READ_OF_SHARD_BYTES] * (len(model.files) - 1)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         reads = [
@@ -44,14 +61,7 @@ def remote_headers(
             stop.set()  # what the others would still read is of no use
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-        headers = tuple(read.result() for read in reads)
-    try:
-        if len(headers) > 1 or part_count(headers[0]) > 1:
-            check_parts(headers)
-        check_runnable(*headers)
-    except ModelFileError as error:
-        raise type(error)(f"{printable(model.label)} of {repo.repo_id}: {error}") from None
-    return headers
+        return tuple(read.result() for read in reads)
 
 
 def _header(repo: HubRepo, file: HubFile, patience: Patience, first_read_bytes: int) -> GgufHeader:

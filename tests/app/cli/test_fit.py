@@ -38,6 +38,19 @@ def test_a_file_that_does_not_fit(nothing_free, tiny):
     assert "more would have to be free" in done.stderr.decode()
 
 
+@pytest.mark.parametrize("columns", ["20", "40", "80"])
+def test_figures_are_whole_in_a_narrow_terminal(tmp_path, tiny, columns):
+    done = pinyon(tmp_path / "home", "fit", tiny, COLUMNS=columns)
+    row = next(line for line in done.stdout.decode().splitlines() if "GB" in line)
+    assert row.split()[:3] == ["tiny", "0.0", "GB"]
+    assert " 256 " in row
+
+
+def test_a_context_that_loading_would_refuse(tmp_path, tiny):
+    assert_refused(pinyon(tmp_path / "home", "fit", tiny, "--context", 257), 4, "this model was trained for up to 256")
+    assert_refused(pinyon(tmp_path / "home", "fit", "smollm2", "--context", 8193), 4, "trained for up to 8,192")
+
+
 def test_a_model_that_is_not_here(tmp_path):
     assert_refused(pinyon(tmp_path / "home", "fit", "nothing"), 3, "no model named nothing")
 

@@ -1,7 +1,8 @@
 """Files below a folder: all, each once, whatever else lies there."""
 
+import inspect
 import os
-from pathlib import Path
+import sys
 
 import pytest
 
@@ -30,14 +31,16 @@ def test_every_gguf_file_is_found_by_path(tmp_path):
     assert findings.unusable == ()
 
 
-def test_folders_may_be_nested_deeper_than_python_goes(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for _ in range(1200):
-        os.mkdir("a")  # noqa: PTH102  a path of all of them would be slow to make
-        os.chdir("a")
-    Path("deep.gguf").touch()
-    monkeypatch.undo()
-    assert names(folders.find_in(tmp_path)) == ["deep.gguf"]
+def test_folders_may_be_nested_deeper_than_python_goes(tmp_path):
+    deep = tmp_path.joinpath(*["a"] * 200)
+    write(deep / "deep.gguf")
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 100)
+    try:
+        findings = folders.find_in(tmp_path)
+    finally:
+        sys.setrecursionlimit(limit)
+    assert names(findings) == ["deep.gguf"]
 
 
 def test_links_to_folders_are_followed_but_never_in_circles(tmp_path):

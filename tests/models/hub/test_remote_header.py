@@ -129,6 +129,7 @@ def test_a_server_that_ignores_ranges_is_left_early(hub, headers):
         ({"shifts_range_by": 1}, "the hub sent other bytes than those from 0 on"),
         ({"adds_to_size": 7}, f"the hub sent a file of {len(LARGE) + 7} bytes instead of {len(LARGE)}"),
         ({"changes_etag": True}, "the hub sent another file than a moment ago"),
+        ({"refusals": [(401, {})]}, "the hub wants a token for this: set HF_TOKEN"),
         ({"refusals": [(416, {"Content-Range": "bytes */5"})]}, "the hub answered with status 416"),
         ({"refusals": [(404, {"X-Error-Code": "EntryNotFound"})]}, "does not have that file any more"),
     ],
@@ -179,3 +180,16 @@ def test_a_user_who_has_had_enough_is_heard(hub):
     stop.set()
     with pytest.raises(DownloadError, match="stopped"):
         next(pieces)
+
+
+def test_one_file_is_read_by_who_asks_so_that_an_interruption_ends_it_at_once(hub):
+    hub.add("owner/repo", {"m-Q4_0.gguf": MODEL})
+    repo = read_repo(Address("owner/repo"))
+    threads = []
+
+    def cancelled():
+        threads.append(threading.current_thread())
+        return False
+
+    remote_headers(repo, chosen(repo, None), cancelled)
+    assert {*threads} == {threading.current_thread()}
