@@ -31,6 +31,7 @@ def remote_headers(
     model, DownloadError and its kinds when they are not here within `within_s` seconds.
     """
     until = time.monotonic() + within_s
+    headers: tuple[GgufHeader, ...]
     if len(model.files) == 1:  # on this thread, so that Ctrl+C ends it at once
         headers = (_header(repo, model.files[0], Patience(until, cancelled), _FIRST_READ_BYTES),)
     else:

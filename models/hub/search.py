@@ -35,14 +35,14 @@ def search(words: str, limit: int) -> tuple[SearchResult, ...]:
 
     from pinyon.models.hub.library import LISTING_TIMEOUT_S, hub_errors  # noqa: PLC0415
 
-    query = {"search": words, "filter": "gguf", "sort": "downloads", "limit": limit, "expand": list(_EXPANDED)}
+    query = {"search": words, "filter": "gguf", "sort": "downloads", "limit": str(limit), "expand": _EXPANDED}
     with hub_errors():
         # HfApi.list_models has no timeout, and waits in silence as often and as long as a busy hub says
         response = get_session().get(
             f"{constants.ENDPOINT}/api/models", params=query, headers=build_hf_headers(), timeout=LISTING_TIMEOUT_S
         )
         hf_raise_for_status(response)
-        return tuple(_result(ModelInfo(**each)) for each in response.json()[:limit])
+        return tuple(_result(ModelInfo(**each)) for each in response.json()[:limit])  # type: ignore[no-untyped-call]
 
 
 def _result(model: "ModelInfo") -> SearchResult:
