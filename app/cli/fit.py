@@ -140,6 +140,9 @@ def _print(verdicts: list["Verdict"], here: "Here") -> None:
         for line in (*each.compromises, each.remedy, each.faster):
             if line:
                 tell(f"{each.name}: {line}")
+    if estimates := [each.name for each in verdicts if not each.is_exact]:
+        names = ", ".join(estimates)
+        tell(f"{names}: estimated, by another quantisation's header or for layers of which not all is known")
     if here.speed is None:
         tell("speeds are not known: `pinyon devices --measure` measures what weights cost here, in some 15 s")
 

@@ -62,6 +62,10 @@ def hub_errors(repo_id: str | None = None) -> Iterator[None]:
         raise HubConnectionError(
             f"the connection to the hub failed ({reason}): check the network and that {constants.ENDPOINT} can be reached"
         ) from None
+    except UnicodeEncodeError:  # headers are ASCII, and the token is the only one that is the user's
+        raise HubAccessError(
+            f"the token in {_token_source()} has characters that no token has: copy it again from {_token_page()}"
+        ) from None
     except (
         httpx2.HTTPError,
         httpx2.InvalidURL,

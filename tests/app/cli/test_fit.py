@@ -79,6 +79,8 @@ def test_all_quantisations_of_a_repository_by_one_header(tmp_path, tiny):
             ("Q4_K_M", True, True),
             ("Q8_0", True, False),
         ]
+        told = pinyon(tmp_path / "home", "fit", "owner/Tiny-GGUF", **hub.environment(tmp_path / "hf"))
+        assert b"pinyon: Q8_0: estimated" in told.stderr
         read = {asked.path for asked in hub.asked if "resolve" in asked.path}
         assert all("Q4_K_M" in path for path in read)
         assert hub.unknown == []

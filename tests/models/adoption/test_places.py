@@ -114,6 +114,14 @@ def test_files_of_the_hub_are_taken_from_the_snapshot_of_main(tmp_path):
     assert findings.found[0] == Found(new, repo="owner/Repo-GGUF")
 
 
+def test_what_else_lies_among_the_snapshots_hides_nothing(tmp_path):
+    path = hub_file(tmp_path, "owner/repo", "m-Q8_0.gguf", b"GGUF")
+    snapshots = tmp_path / "models--owner--repo" / "snapshots"
+    (snapshots / ".DS_Store").touch()
+    (snapshots / "gone").symlink_to("nowhere")
+    assert hub_cache.find_in(tmp_path) == Findings((Found(path, repo="owner/repo"),))
+
+
 def test_files_in_folders_of_a_repo_are_found(tmp_path):
     path = hub_file(tmp_path, "owner/repo", "Q8_0/m-Q8_0.gguf", b"GGUF")
     assert hub_cache.find_in(tmp_path).found == (Found(path, repo="owner/repo"),)
