@@ -44,9 +44,13 @@ def parse_address(text: str) -> Address:
         raise _unknown(text, "it is a path, or not one line")
     rest = _HOST.sub("", text, count=1) if _HOST.match(text) else text
     if (plain := _PLAIN.fullmatch(rest)) is not None:
-        choice = plain["choice"]
-        return _checked(text, plain["repo"], plain["revision"], None if choice == _LATEST else choice)
+        return _of_plain(text, plain)
     return _parse_url(text, rest)
+
+
+def _of_plain(text: str, plain: re.Match[str]) -> Address:
+    choice = plain["choice"]
+    return _checked(text, plain["repo"], plain["revision"], None if choice == _LATEST else choice)
 
 
 def _parse_url(text: str, rest: str) -> Address:
@@ -55,7 +59,7 @@ def _parse_url(text: str, rest: str) -> Address:
     from huggingface_hub.errors import HfUriError  # noqa: PLC0415
 
     if (plain := _PLAIN.fullmatch(rest.removeprefix(f"{constants.ENDPOINT}/"))) is not None:
-        return _checked(text, plain["repo"], plain["revision"], plain["choice"])
+        return _of_plain(text, plain)
     try:
         uri = parse_hf_uri(text if rest == text and "://" in text else f"hf.co/{rest}", endpoint=constants.ENDPOINT)
     except HfUriError as error:
