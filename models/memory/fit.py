@@ -189,9 +189,10 @@ class _Search:
         return trained if is_plenty else USUAL_CONTEXT
 
     def _types(self) -> Sequence[KvType]:
-        if self._wish.kv_type is not None:
+        possible = possible_types(self._sizes.kept)
+        if self._wish.kv_type in possible:
             return (self._wish.kv_type,)
-        return [kind for kind in (KvType.F16, KvType.Q8_0) if kind in possible_types(self._sizes.kept)]
+        return [kind for kind in (KvType.F16, KvType.Q8_0) if kind in possible]
 
     def _compromises(self, choice: Choice, wanted: int, first: _Placement) -> Iterator[Compromise]:
         if not choice.kv.full_window:
@@ -201,7 +202,12 @@ class _Search:
         if choice.kv.cells < wanted:
             asked = "asked for" if self._wish.context_tokens is not None else "usual"
             yield Compromise(Kind.CONTEXT, f"a context of {choice.kv.cells:,} tokens instead of the {asked} {wanted:,}")
-        if choice.kv.type is not KvType.F16 and self._wish.kv_type is None:
+        asked_type, kept = self._wish.kv_type, self._sizes.kept
+        if asked_type is not None and asked_type is not choice.kv.type:
+            sizes = ", ".join(map(str, kept.head_elements))
+            text = f"keys and values in {choice.kv.type}: {asked_type} needs heads of a multiple of 32, and they have {sizes}"
+            yield Compromise(Kind.KV_TYPE, text)
+        elif choice.kv.type is not KvType.F16 and asked_type is None:
             yield Compromise(Kind.KV_TYPE, f"keys and values in {choice.kv.type}: this can cost quality")
         if choice.cpu_expert_layers > first.cpu_expert_layers:
             yield Compromise(Kind.EXPERTS, f"the experts of {choice.cpu_expert_layers} layers in RAM: slower")

@@ -1,6 +1,7 @@
 """What is chosen under a budget."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from architecture_zoo import ZOO
@@ -77,6 +78,15 @@ def test_then_keys_and_values_get_eight_bits(models):
     assert found.plan.choice.kv.type is KvType.Q8_0
     assert [compromise.kind for compromise in found.compromises] == [Kind.CONTEXT, Kind.KV_TYPE]
     assert "can cost quality" in found.compromises[1].text
+
+
+def test_a_type_that_heads_cannot_be_stored_in_is_not_taken(models):
+    sizes = replace(models["llama"], kept=replace(models["llama"].kept, head_elements=(80,)))
+    found = fit(sizes, Budget(8 << 30), shape, Wish(SMALL_CONTEXT, KvType.Q8_0))
+    assert found.plan.choice.kv.type is KvType.F16
+    (compromise,) = found.compromises
+    assert compromise.kind is Kind.KV_TYPE
+    assert "q8_0 needs heads of a multiple of 32, and they have 80" in compromise.text
 
 
 def test_then_experts_and_then_layers_stay_in_ram(models):
