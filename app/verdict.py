@@ -31,8 +31,8 @@ class DeviceShare(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`context_tokens` is what would be chosen, `largest_context` what fits at most with KV in f16. Where it does not fit, `remedy` says what would
-    have to change. `faster` names a much faster type of the same model. Speeds are None where nothing was measured. What is not `is_exact`
+    """`context_tokens` is what would be chosen, `largest_context` what fits at most with KV in f16 and the layers in the same
+    places. Where it does not fit, `remedy` says what would have to change. `faster` names a much faster type of the same model. Speeds are None where nothing was measured. What is not `is_exact`
     is worked out from another quantisation's header, or of an architecture that keeps something unknown.
     """
 
@@ -149,7 +149,7 @@ def _verdict(
         quality=loss_text(quantization),
         fits=found.fits,
         context_tokens=found.context_tokens,
-        largest_context=largest_context(sizes, here.budget, layout, wish.draft),
+        largest_context=largest_context(sizes, here.budget, layout, found, wish.draft),
         kv_type=choice.kv.type.value,
         full_window=choice.kv.full_window,
         gpu_layers=choice.gpu_layers,

@@ -80,6 +80,13 @@ class ArrayInfo:
     values: tuple[int, ...] | tuple[float, ...] | None
     spells_bytes: bool = False
 
+    @property
+    def integers(self) -> tuple[int, ...] | None:
+        """The values as whole numbers, truth as 0 and 1; None where they are not kept, or floats, which may be infinite."""
+        if self.values is None or self.element_type in {ValueType.FLOAT32, ValueType.FLOAT64}:
+            return None
+        return tuple(map(int, self.values))
+
 
 Value: TypeAlias = str | int | float | bool | ArrayInfo
 

@@ -118,8 +118,8 @@ class Store:
     def add(self, path: Path, name: str | None = None, *, suggested: str = "", aliases: tuple[str, ...] = ()) -> Record:
         """Record the user's file where it lies; without a `name` it gets the `suggested` one, or one from the file's name.
 
-        Only a `name` must be free: others are numbered where another model has them, and `aliases` left out. A file
-        that is recorded already keeps its name. Raises ModelFileError, ModelNotFoundError, StoreError.
+        Only a `name` must be free: others are numbered where another model has them, and `aliases` left out, as are those
+        that cannot be written. A file that is recorded already keeps its name. Raises ModelFileError, ModelNotFoundError, StoreError.
         """
         path = _absolute(str(path))
         files = _runnable_files(path)
@@ -130,7 +130,11 @@ class Store:
                 )
             return known
         chosen = self._free_name(possible_name(suggested) or name_of(files)) if name is None else checked_name(name)
-        free = tuple(alias for alias in map(normalised, aliases) if alias != chosen and not self.knows(alias))
+        free = tuple(
+            alias
+            for alias in map(normalised, aliases)
+            if alias.isprintable() and alias != chosen and not self.knows(alias)
+        )
         record = msgspec.structs.replace(_record(chosen, files, Source.ADDED), aliases=free)
         self._claim(record)
         return record
@@ -257,7 +261,7 @@ class Store:
                 raise _taken(record.name) from None
         try:
             write_record(file, record)
-        except StoreError:
+        except BaseException:  # an interruption, too, must not leave a record that is damaged
             _delete(file)
             raise
 

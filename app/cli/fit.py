@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _BAR_CELLS: Final = 10
 _LEAST_NAME_CELLS: Final = 14
 _TITLES: Final = ("model", "size", "memory", "context", "tok/s *", "quality")
+_ANY_WIDTH: Final = 10_000
 _KV_TYPES: Final = ("f16", "q8_0", "q4_0")
 
 
@@ -64,10 +65,17 @@ def command(model: str, context: int | None, kv_type: str | None, draft: str | N
 
 
 def _is_remote(folders: Folders, model: str) -> bool:
-    from pinyon.models.hub.address import is_address  # noqa: PLC0415
+    from pinyon.models.hub.address import is_address, is_path  # noqa: PLC0415
     from pinyon.models.store import Store  # noqa: PLC0415
 
-    return is_address(model) and not Path(model).exists() and not Store(folders.models).knows(model)
+    return is_address(model) and not (is_path(model) or _is_here(model) or Store(folders.models).knows(model))
+
+
+def _is_here(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:  # too long for a path, or below a folder that may not be read
+        return False
 
 
 def _of_a_name(folders: Folders, model: str, here: "Here", wish: "Wish") -> "Verdict":
@@ -75,7 +83,9 @@ def _of_a_name(folders: Folders, model: str, here: "Here", wish: "Wish") -> "Ver
     from pinyon.app.verdict import verdict  # noqa: PLC0415
 
     name, headers = _named(folders, model)
-    return verdict(name, headers, sizes_here(headers), here, wish)
+    sizes = sizes_here(headers)
+    _require_possible(wish, sizes)
+    return verdict(name, headers, sizes, here, wish)
 
 
 def _named(folders: Folders, model: str) -> tuple[str, tuple["GgufHeader", ...]]:
@@ -86,7 +96,7 @@ def _named(folders: Folders, model: str) -> tuple[str, tuple["GgufHeader", ...]]
     from pinyon.models.store import Store  # noqa: PLC0415
 
     store, entry = Store(folders.models), catalog.find(model)
-    if entry is not None and not store.knows(model) and not Path(model).exists():
+    if entry is not None and not store.knows(model) and not _is_here(model):
         return entry.name, (catalog_header(entry),)
     record = store.resolve(model)
     return record.name, headers_of(record.path)
@@ -100,6 +110,7 @@ def _of_the_hub(model: str, here: "Here", wish: "Wish") -> list["Verdict"]:
 
     repo, meant, headers = _remote(model)
     sizes = sizes_here(headers)
+    _require_possible(wish, sizes)
     found = verdict(meant.label, headers, sizes, here, wish)
     if parse_address(model).choice is not None:
         return [found]
@@ -129,18 +140,36 @@ def _beside(folders: Folders, draft: str) -> "ModelSizes":
     return sizes_here(_remote(draft)[2] if _is_remote(folders, draft) else _named(folders, draft)[1])
 
 
+def _require_possible(wish: "Wish", sizes: "ModelSizes") -> None:
+    """Refuse what loading would refuse: a context beyond what the model was trained for. Raises DoesNotFitError."""
+    from pinyon.engine.config import check_context  # noqa: PLC0415
+
+    if wish.context_tokens is not None and sizes.trained_context:
+        check_context(wish.context_tokens, sizes.trained_context)
+
+
 def _print(verdicts: list["Verdict"], here: "Here", draft: str | None) -> None:
     from rich.console import Console  # noqa: PLC0415  0.1 s
+    from rich.measure import Measurement  # noqa: PLC0415
 
     from pinyon.app.memory_bar import LEGEND  # noqa: PLC0415
+    from pinyon.models.disk import printable  # noqa: PLC0415
 
-    Console(highlight=False).print(_table(verdicts, "" if draft is None else f" + {draft}"))
+    console, table = Console(highlight=False), _table(verdicts, "" if draft is None else f" + {draft}")
+    whole = Measurement.get(console, console.options.update(width=_ANY_WIDTH), table).maximum
+    name_cells = max(len(printable(each.name)) for each in verdicts)
+    # Names may be wrapped; figures that were cut would say something else.
+    console.width = max(console.width, whole - max(0, name_cells - _LEAST_NAME_CELLS))
+    console.print(table)
     print(LEGEND)
     print("* one answer, eight at once, reading a prompt")
     for each in verdicts:
         for line in (*each.compromises, each.remedy, each.faster):
             if line:
                 tell(f"{each.name}: {line}")
+    if estimates := [each.name for each in verdicts if not each.is_exact]:
+        names = ", ".join(estimates)
+        tell(f"{names}: estimated, by another quantisation's header or for layers of which not all is known")
     if here.speed is None:
         tell("speeds are not known: `pinyon devices --measure` measures what weights cost here, in some 15 s")
 

@@ -10,30 +10,34 @@ from pinyon.models.disk import printable
 
 def find_in(folder: Path) -> Findings:
     """The files by path, through links to folders as well, but in no folder twice; hidden folders are left out."""
-    entries = sorted(_walk(folder, set()), key=lambda entry: entry.path)
+    entries = sorted(_walk(folder), key=lambda entry: entry.path)
     return Findings(
         tuple(entry for entry in entries if isinstance(entry, Found)),
         tuple(entry for entry in entries if isinstance(entry, Unusable)),
     )
 
 
-def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Found | Unusable]:
-    try:
-        status = folder.stat()
-        if (key := (status.st_dev, status.st_ino)) in seen:  # a link that leads back
-            return
-        seen.add(key)
-        entries = [*os.scandir(folder)]
-    except OSError as error:
-        yield Unusable(folder, f"{printable(folder)} cannot be read: {error.strerror}")
-        return
-    for entry in entries:
-        path = Path(entry.path)
-        if _is_folder(entry):
-            if not entry.name.startswith("."):
-                yield from _walk(path, seen)
-        elif path.suffix.lower() == ".gguf":
-            yield Found(path)
+def _walk(folder: Path) -> Iterator[Found | Unusable]:
+    seen: set[tuple[int, int]] = set()
+    waiting = [folder]  # no recursion: folders may be nested deeper than Python goes
+    while waiting:
+        current = waiting.pop()
+        try:
+            status = current.stat()
+            if (key := (status.st_dev, status.st_ino)) in seen:  # a link that leads back
+                continue
+            seen.add(key)
+            entries = [*os.scandir(current)]
+        except OSError as error:
+            yield Unusable(current, f"{printable(current)} cannot be read: {error.strerror}")
+            continue
+        for entry in entries:
+            path = Path(entry.path)
+            if _is_folder(entry):
+                if not entry.name.startswith("."):
+                    waiting.append(path)
+            elif path.suffix.lower() == ".gguf":
+                yield Found(path)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -55,7 +55,8 @@ def _snapshots(repo: Path) -> Iterator[Path]:
     """The revision that `main` stands for first, then the others, the newest first."""
     folder = repo / "snapshots"
     try:
-        snapshots = sorted(folder.iterdir(), key=lambda path: -path.stat().st_mtime_ns)
+        found = [path for path in folder.iterdir() if path.is_dir()]
+        snapshots = sorted(found, key=lambda path: -path.stat().st_mtime_ns)
     except OSError:
         return
     try:

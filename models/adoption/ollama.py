@@ -50,7 +50,7 @@ def find_in(root: Path) -> Findings:
         name = _name(*manifest.parts[-4:])
         try:
             blob = _model_blob(root, manifest)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             unusable.append(Unusable(manifest, f"{printable(manifest)} is no manifest of a model: {_reason(error)}"))
             continue
         if blob is not None and not os.path.lexists(blob):
@@ -62,7 +62,7 @@ def find_in(root: Path) -> Findings:
 
 
 def _model_blob(root: Path, manifest: Path) -> Path | None:
-    """The model's file; None where there is none, as in a model that runs elsewhere. Raises OSError, ValueError."""
+    """The model's file; None where there is none, as in a model that runs elsewhere. Raises OSError, ValueError, RecursionError."""
     with manifest.open("rb") as file:
         layers = msgspec.json.decode(file.read(_MAX_MANIFEST_BYTES), type=_Manifest).layers
     digest = next((layer.digest for layer in layers if layer.media_type == _MODEL_LAYER), None)
@@ -86,5 +86,5 @@ def _found(blob: Path, names: list[str]) -> Found:
     return Found(blob, short, tuple(others) if short == first else (first, *others))
 
 
-def _reason(error: OSError | ValueError) -> str:
+def _reason(error: OSError | ValueError | RecursionError) -> str:
     return printable(error.strerror or "" if isinstance(error, OSError) else str(error))

@@ -11,6 +11,7 @@ from pinyon.models.hub.safe_names import checked_parts
 _HOST: Final = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
 _PLAIN: Final = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^:/]+))?(?::(?P<choice>.+))?", re.ASCII)
 _LATEST: Final = "latest"
+_PATH_STARTS: Final = ("/", "~", ".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +31,26 @@ def is_address(text: str) -> bool:
     return "/" in text
 
 
+def is_path(text: str) -> bool:
+    """Whether `text` is written as a file's path; a file of a repository is after a colon, or after the hub's name."""
+    is_file = text.lower().endswith(".gguf") and ":" not in text and not _HOST.match(text)
+    return text.startswith(_PATH_STARTS) or is_file
+
+
 def parse_address(text: str) -> Address:
     """Raises ModelNotFoundError that says how an address is written."""
     text = text.strip().rstrip("/")
-    if not text.isprintable() or text.startswith(("/", "~")):
+    if not text.isprintable() or text.startswith(_PATH_STARTS):
         raise _unknown(text, "it is a path, or not one line")
     rest = _HOST.sub("", text, count=1) if _HOST.match(text) else text
     if (plain := _PLAIN.fullmatch(rest)) is not None:
-        choice = plain["choice"]
-        return _checked(text, plain["repo"], plain["revision"], None if choice == _LATEST else choice)
+        return _of_plain(text, plain)
     return _parse_url(text, rest)
+
+
+def _of_plain(text: str, plain: re.Match[str]) -> Address:
+    choice = plain["choice"]
+    return _checked(text, plain["repo"], plain["revision"], None if choice == _LATEST else choice)
 
 
 def _parse_url(text: str, rest: str) -> Address:
@@ -48,7 +59,7 @@ def _parse_url(text: str, rest: str) -> Address:
     from huggingface_hub.errors import HfUriError  # noqa: PLC0415
 
     if (plain := _PLAIN.fullmatch(rest.removeprefix(f"{constants.ENDPOINT}/"))) is not None:
-        return _checked(text, plain["repo"], plain["revision"], plain["choice"])
+        return _of_plain(text, plain)
     try:
         uri = parse_hf_uri(text if rest == text and "://" in text else f"hf.co/{rest}", endpoint=constants.ENDPOINT)
     except HfUriError as error:

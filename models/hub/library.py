@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
+from typing import Final
 
 import httpx2
 from huggingface_hub import constants, get_token
@@ -33,7 +34,8 @@ from pinyon.models.errors import (
 constants.HF_HUB_DISABLE_TELEMETRY = True  # it would also ask the hub which program has started this one
 logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
-_OVERLOADED = (408, 429, 500, 502, 503, 504)
+LISTING_TIMEOUT_S: Final = 30.0
+_OVERLOADED: Final = (408, 429, 500, 502, 503, 504)
 
 
 @contextlib.contextmanager
@@ -60,10 +62,15 @@ def hub_errors(repo_id: str | None = None) -> Iterator[None]:
         raise HubConnectionError(
             f"the connection to the hub failed ({reason}): check the network and that {constants.ENDPOINT} can be reached"
         ) from None
+    except UnicodeEncodeError:  # headers are ASCII, and the token is the only one that is the user's
+        raise HubAccessError(
+            f"the token in {_token_source()} has characters that no token has: copy it again from {_token_page()}"
+        ) from None
     except (
         httpx2.HTTPError,
         httpx2.InvalidURL,
         ValueError,
+        AttributeError,
         KeyError,
         TypeError,
     ) as error:  # the last are JSON of another kind
@@ -93,6 +100,8 @@ def _refusal(error: HfHubHTTPError, repo_id: str | None) -> ModelError:
 
 def _refusal_by_status(error: HfHubHTTPError) -> ModelError:
     status, words = error.response.status_code, printable(error.server_message or "")[:200]
+    if status == 401 and get_token() is None:
+        return HubAccessError(f"the hub wants a token for this: set HF_TOKEN to one of yours ({_token_page()})")
     if status == 401:
         return HubAccessError(
             f"the hub refused the token in {_token_source()}: make a new one on {_token_page()}; a public repository needs"
@@ -103,7 +112,9 @@ def _refusal_by_status(error: HfHubHTTPError) -> ModelError:
         return HubAccessError(f"the hub forbids this{what}: {_token_page()} has what tokens may do")
     if status in _OVERLOADED:
         return _busy(error, status)
-    return DownloadError(f"the hub answered with status {status}{f': {words}' if words else ''}")
+    return DownloadError(
+        f"the hub answered with status {status}{f': {words}' if words else ''}: try again later, or check that {constants.ENDPOINT} is a hub"
+    )
 
 
 def _busy(error: HfHubHTTPError, status: int) -> HubBusyError:

@@ -1,12 +1,13 @@
 """From an address on the hub to a model that is here: found in the records, in the hub's cache, or on the hub."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pinyon.models.catalog import MAX_NAME_CHARS, slug
 from pinyon.models.disk import printable
-from pinyon.models.errors import DownloadError, ModelError, ModelFileError, ModelNotFoundError
+from pinyon.models.errors import DownloadError, ModelError, ModelNotFoundError
 from pinyon.models.hub import download
 from pinyon.models.hub.address import Address
 from pinyon.models.hub.cached import cached_repos
@@ -86,14 +87,12 @@ def pull(
     if found.folder is not None:
         paths = tuple(found.folder.joinpath(file.name) for file in found.model.files)
         return store.adopt_from_hub(names, aliases, paths, ())
+    from pinyon.models.hub.remote_header import remote_headers  # noqa: PLC0415  what is here needs no library of the hub
+
+    remote_headers(found.repo, found.model, cancelled, within_s=math.inf)  # what cannot be run is not fetched
     paths = download.fetch(found.repo, found.model, store.models_dir, progress, waiting, cancelled)
     sha256s = tuple(file.sha256 for file in found.model.files if file.sha256 is not None)
-    try:
-        return store.adopt_from_hub(names, aliases, paths, sha256s)
-    except ModelFileError:
-        for path in paths:  # what cannot be run would only take up space, and no record would lead to it
-            path.unlink(missing_ok=True)
-        raise
+    return store.adopt_from_hub(names, aliases, paths, sha256s)
 
 
 def _alias(address: Address, label: str) -> str:

@@ -5,18 +5,21 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pinyon.models.disk import printable
 from pinyon.models.errors import DownloadError, ModelNotFoundError
 from pinyon.models.hub.address import Address
 
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoSibling
+
 DEFAULT_QUANT: Final = "Q4_K_M"
 _NEXT_BEST: Final = (
     "Q4_K_S Q4_K_XL Q4_K_L IQ4_XS IQ4_NL MXFP4 MXFP4_MOE Q4_0 Q4_1 Q5_K_S Q5_K_M Q5_0 Q5_1 Q3_K_L Q3_K_M Q6_K Q8_0"
 )
-_LISTING_TIMEOUT_S: Final = 30.0
 
+_SHA256 = re.compile("[0-9a-f]{64}")
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 _QUANT = re.compile(
     r"(?<![a-z0-9])((?:ud-)?(?:i?q\d(?:_(?:\d+|k|xxs|xs|s|m|l|xl|xxl|nl|p))*|tq\d_\d|mxfp4(?:_moe)?|nvfp4|bf16|fp?16|fp?32))"
@@ -70,20 +73,24 @@ def read_repo(address: Address) -> HubRepo:
     """
     from huggingface_hub import HfApi  # noqa: PLC0415  half a second of imports: only where the hub is asked
 
-    from pinyon.models.hub.library import hub_errors  # noqa: PLC0415
+    from pinyon.models.hub.library import LISTING_TIMEOUT_S, hub_errors  # noqa: PLC0415
 
     with hub_errors(address.repo_id):
         found = HfApi().model_info(
-            address.repo_id, revision=address.revision, files_metadata=True, timeout=_LISTING_TIMEOUT_S
+            address.repo_id, revision=address.revision, files_metadata=True, timeout=LISTING_TIMEOUT_S
         )
-    files = [
-        HubFile(sibling.rfilename, sibling.size, sibling.lfs.sha256 if sibling.lfs else None)
-        for sibling in found.siblings or ()
-        if sibling.size is not None
-    ]
+        files = [_file(sibling) for sibling in found.siblings or () if sibling.size is not None]
     if found.sha is None:
         raise DownloadError(f"the hub does not say at which commit {address.repo_id} is: try again")
     return grouped(found.id, found.sha, files)
+
+
+def _file(sibling: "RepoSibling") -> HubFile:
+    """Raises ValueError for a size or a digest that is none: names of files here are made of digests."""
+    size, sha256 = sibling.size, sibling.lfs.sha256 if sibling.lfs else None
+    if not isinstance(size, int) or size < 0 or (sha256 is not None and not _SHA256.fullmatch(sha256)):
+        raise ValueError(f"{sibling.rfilename} has the size {size!r} and the SHA-256 {sha256!r}")
+    return HubFile(sibling.rfilename, size, sha256)
 
 
 def grouped(repo_id: str, commit: str, files: Iterable[HubFile]) -> HubRepo:

@@ -91,10 +91,15 @@ def fit(sizes: ModelSizes, budget: Budget, shape: Shape, wish: Wish = Wish()) ->
     return _Search(sizes, budget, shape, wish).fit()
 
 
-def largest_context(sizes: ModelSizes, budget: Budget, shape: Shape, draft: ModelSizes | None = None) -> int:
-    """Return how many tokens of context in F16 fit, up to those that the model was trained for; 0 where not even the smallest one does."""
+def largest_context(sizes: ModelSizes, budget: Budget, shape: Shape, found: Fit, draft: ModelSizes | None = None) -> int:
+    """Return how many tokens of context fit with KV in f16 where `found` puts the layers, up to those that the model was trained for.
+
+    It is 0 where not even the smallest context fits.
+    """
+    choice = found.plan.choice
+    placement = _Placement(choice.gpu_layers, choice.cpu_expert_layers)
     search = _Search(sizes, budget, shape, Wish(draft=draft))
-    return search.widest(sizes.trained_context, KvType.F16, search.placements()[0]).kv.cells
+    return search.widest(sizes.trained_context, KvType.F16, placement).kv.cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +119,11 @@ class _Search:
     def fit(self) -> Fit:
         wanted = self._wanted_context()
         smallest = min(wanted, SMALL_CONTEXT)
-        placements = self.placements()
+        placements, windows, kinds = self.placements(), self._windows(), self._types()
         for placement in placements:
-            for kv_type in self._types():
-                found = self.widest(wanted, kv_type, placement)
-                if found.kv.cells >= smallest:
-                    return self._fit(found, wanted, placements[0])
-        windows, kinds = self._windows(), self._types()
+            for kv_type in kinds:
+                if any(self._fits(self._choice(smallest, kv_type, placement, full)) for full in windows):
+                    return self._fit(self.widest(wanted, kv_type, placement), wanted, placements[0])
         return self._fit(self._choice(smallest, kinds[-1], placements[-1], windows[-1]), wanted, placements[0])
 
     def _fit(self, choice: Choice, wanted: int, first: _Placement) -> Fit:
@@ -191,9 +194,10 @@ class _Search:
         return trained if is_plenty else USUAL_CONTEXT
 
     def _types(self) -> Sequence[KvType]:
-        if self._wish.kv_type is not None:
+        possible = possible_types(self._sizes.kept)
+        if self._wish.kv_type in possible:
             return (self._wish.kv_type,)
-        return [kind for kind in (KvType.F16, KvType.Q8_0) if kind in possible_types(self._sizes.kept)]
+        return [kind for kind in (KvType.F16, KvType.Q8_0) if kind in possible]
 
     def _compromises(self, choice: Choice, wanted: int, first: _Placement) -> Iterator[Compromise]:
         if not choice.kv.full_window:
@@ -203,7 +207,12 @@ class _Search:
         if choice.kv.cells < wanted:
             asked = "asked for" if self._wish.context_tokens is not None else "usual"
             yield Compromise(Kind.CONTEXT, f"a context of {choice.kv.cells:,} tokens instead of the {asked} {wanted:,}")
-        if choice.kv.type is not KvType.F16 and self._wish.kv_type is None:
+        asked_type, kept = self._wish.kv_type, self._sizes.kept
+        if asked_type is not None and asked_type is not choice.kv.type:
+            sizes = ", ".join(map(str, kept.head_elements))
+            text = f"keys and values in {choice.kv.type}: {asked_type} needs heads of a multiple of 32, and they have {sizes}"
+            yield Compromise(Kind.KV_TYPE, text)
+        elif choice.kv.type is not KvType.F16 and asked_type is None:
             yield Compromise(Kind.KV_TYPE, f"keys and values in {choice.kv.type}: this can cost quality")
         if choice.cpu_expert_layers > first.cpu_expert_layers:
             yield Compromise(Kind.EXPERTS, f"the experts of {choice.cpu_expert_layers} layers in RAM: slower")

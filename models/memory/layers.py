@@ -256,8 +256,8 @@ class _Reader:
     def _each(self, suffix: str, unstated: Sequence[int]) -> Sequence[int]:
         """Return a value for each layer, of a key that holds one for all of them or one a layer."""
         stated = self._header.metadata.get(self._key(suffix))
-        if isinstance(stated, ArrayInfo) and stated.values is not None and stated.count >= self._count:
-            return [int(value) for value in stated.values[: self._count]]
+        if isinstance(stated, ArrayInfo) and (values := stated.integers) is not None and stated.count >= self._count:
+            return values[: self._count]
         if isinstance(stated, bool | int):
             return (int(stated),) * self._count
         return unstated

@@ -200,7 +200,7 @@ def _number(header: GgufHeader, suffix: str) -> int:
 def _largest(header: GgufHeader, suffix: str) -> int:
     value = header.metadata.get(f"{header.architecture}.{suffix}")
     if isinstance(value, ArrayInfo):
-        return int(max(value.values or (0,)))
+        return max(value.integers or (0,))
     return _number(header, suffix)
 
 

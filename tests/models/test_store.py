@@ -427,6 +427,21 @@ def test_a_file_that_another_record_has_stays(models):
 # names that others gave
 
 
+def test_aliases_that_cannot_be_written_are_left_out(models, model_file):
+    added = models.add(model_file, suggested="mine", aliases=("o/mine:q4", "o/\udcff:q4", "o/\x1b[2J:q4"))
+    assert models.resolve(added.name).aliases == ("o/mine:q4",)
+
+
+def test_an_interruption_leaves_no_record_that_is_damaged(models, model_file, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "write_record", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        models.add(model_file)
+    assert models.list() == store.Listing((), ())
+
+
 def test_a_suggested_name_is_numbered_and_taken_aliases_are_left_out(models, model_file, tmp_path):
     first = models.add(model_file, suggested="llama3.2", aliases=("llama3.2:3b", "LLAMA3.2:latest"))
     assert (first.name, first.aliases) == ("llama3.2", ("llama3.2:3b",))

@@ -56,8 +56,33 @@ def test_a_file_that_does_not_fit(nothing_free, tiny):
     assert "more would have to be free" in done.stderr.decode()
 
 
+@pytest.mark.parametrize("columns", ["20", "40", "80"])
+def test_figures_are_whole_in_a_narrow_terminal(tmp_path, tiny, columns):
+    done = pinyon(tmp_path / "home", "fit", tiny, COLUMNS=columns)
+    row = next(line for line in done.stdout.decode().splitlines() if "GB" in line)
+    assert row.split()[:3] == ["tiny", "0.0", "GB"]
+    assert " 256 " in row
+
+
+def test_a_context_that_loading_would_refuse(tmp_path, tiny):
+    assert_refused(pinyon(tmp_path / "home", "fit", tiny, "--context", 257), 4, "this model was trained for up to 256")
+    assert_refused(pinyon(tmp_path / "home", "fit", "smollm2", "--context", 8193), 4, "trained for up to 8,192")
+
+
 def test_a_model_that_is_not_here(tmp_path):
     assert_refused(pinyon(tmp_path / "home", "fit", "nothing"), 3, "no model named nothing")
+
+
+@pytest.mark.parametrize("path", ["./gone.gguf", "models/gone.gguf", "a/b/gone.GGUF", "~/gone", "/gone"])
+def test_a_path_that_leads_nowhere_is_no_question_to_the_hub(tmp_path, path):
+    with FakeHub() as hub:
+        done = pinyon(tmp_path / "home", "fit", path, **hub.environment(tmp_path / "hf"))
+        assert_refused(done, 3, "no file at ")
+        assert hub.asked == []
+
+
+def test_a_name_too_long_for_a_path(tmp_path):
+    assert_refused(pinyon(tmp_path / "home", "fit", "a" * 5000), 3, "no model named aaa")
 
 
 def test_all_quantisations_of_a_repository_by_one_header(tmp_path, tiny):
@@ -72,6 +97,8 @@ def test_all_quantisations_of_a_repository_by_one_header(tmp_path, tiny):
             ("Q4_K_M", True, True),
             ("Q8_0", True, False),
         ]
+        told = pinyon(tmp_path / "home", "fit", "owner/Tiny-GGUF", **hub.environment(tmp_path / "hf"))
+        assert b"pinyon: Q8_0: estimated" in told.stderr
         read = {asked.path for asked in hub.asked if "resolve" in asked.path}
         assert all("Q4_K_M" in path for path in read)
         assert hub.unknown == []

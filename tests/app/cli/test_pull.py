@@ -79,9 +79,9 @@ def test_offline_a_cached_model_is_used(hub, run, tiny, tmp_path):
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_a_pull_to_go_on_with(hub, run, tiny, tmp_path, number):
-    data = tiny.read_bytes()
+    data = tiny.read_bytes() + bytes(4 << 20)
     hub.add("owner/Tiny-GGUF", {"t-Q8_0.gguf": data})
-    hub.faults.hold_after = len(data) // 2
+    hub.faults.hold_after = 3 << 20  # past what is read of the header first
     command = [*PINYON, "pull", "owner/Tiny-GGUF"]
     variables = environment(tmp_path / "home", **hub.environment(tmp_path / "hf"))
     partials = Path(tmp_path, "home", "data", "models", ".partial")
@@ -95,7 +95,7 @@ def test_a_signal_leaves_a_pull_to_go_on_with(hub, run, tiny, tmp_path, number):
     here = next(partials.glob("*.part")).stat().st_size
     hub.asked.clear()
     assert run("pull", "owner/Tiny-GGUF").returncode == 0
-    assert [one.range for one in hub.of("cdn")] == [f"bytes={here}-{len(data) - 1}"]
+    assert hub.of("cdn")[-1].range == f"bytes={here}-{len(data) - 1}"
 
 
 def test_what_the_search_finds(hub, run):

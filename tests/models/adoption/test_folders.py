@@ -1,6 +1,8 @@
 """Files below a folder: all, each once, whatever else lies there."""
 
+import inspect
 import os
+import sys
 
 import pytest
 
@@ -27,6 +29,18 @@ def test_every_gguf_file_is_found_by_path(tmp_path):
         "b.gguf",
     ]
     assert findings.unusable == ()
+
+
+def test_folders_may_be_nested_deeper_than_python_goes(tmp_path):
+    deep = tmp_path.joinpath(*["a"] * 200)
+    write(deep / "deep.gguf")
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 100)
+    try:
+        findings = folders.find_in(tmp_path)
+    finally:
+        sys.setrecursionlimit(limit)
+    assert names(findings) == ["deep.gguf"]
 
 
 def test_links_to_folders_are_followed_but_never_in_circles(tmp_path):

@@ -57,6 +57,7 @@ def test_what_is_no_model_file_is_left_alone(tmp_path):
         ),
         (b'{"layers": [{"mediaType": 7}]}', "no manifest"),
         (b"\xff\xfe", "no manifest"),
+        (b'{"x":' + b"[" * 100_000, "no manifest"),
     ],
 )
 def test_a_broken_manifest_hides_only_itself(tmp_path, manifest, reason):
@@ -145,6 +146,14 @@ def test_files_of_the_hub_are_taken_from_the_snapshot_of_main(tmp_path):
     findings = hub_cache.find_in(tmp_path)
     assert [found.path.name for found in findings.found] == ["m-Q4_0.gguf", "old-only.gguf"]
     assert findings.found[0] == Found(new, repo="owner/Repo-GGUF")
+
+
+def test_what_else_lies_among_the_snapshots_hides_nothing(tmp_path):
+    path = hub_file(tmp_path, "owner/repo", "m-Q8_0.gguf", b"GGUF")
+    snapshots = tmp_path / "models--owner--repo" / "snapshots"
+    (snapshots / ".DS_Store").touch()
+    (snapshots / "gone").symlink_to("nowhere")
+    assert hub_cache.find_in(tmp_path) == Findings((Found(path, repo="owner/repo"),))
 
 
 def test_files_in_folders_of_a_repo_are_found(tmp_path):

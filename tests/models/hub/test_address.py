@@ -32,6 +32,7 @@ def test_every_way_to_write_one(text, address):
 
 
 def test_the_host_of_the_endpoint_is_one_of_the_hub(hub):
+    assert parse_address(f"{hub.url}/owner/repo:latest") == Address("owner/repo")
     assert parse_address(f"{hub.url}/owner/repo:Q4_0") == Address("owner/repo", None, "Q4_0")
     assert parse_address(f"{hub.url}/owner/repo/blob/v1/x.gguf") == Address("owner/repo", "v1", "x.gguf")
 

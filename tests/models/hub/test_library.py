@@ -52,6 +52,14 @@ def test_a_wrong_token_for_a_public_repository(hub, monkeypatch, tmp_path):
     assert f"refused the token in {tmp_path / 'hf' / 'token'}" in str(refusal_of())
 
 
+def test_a_token_that_cannot_be_sent(hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "t\xf6ken")
+    error = refusal_of()
+    assert isinstance(error, HubAccessError)
+    assert "the token in HF_TOKEN has characters that no token has" in str(error)
+    assert hub.asked == []
+
+
 @pytest.mark.parametrize(
     ("status", "headers", "kind", "words"),
     [

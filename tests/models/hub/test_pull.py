@@ -121,12 +121,13 @@ def test_names_that_are_made(hub, store, pulled, repo_id, file, text, name):
     assert store.resolve(name).name == name
 
 
-def test_what_cannot_be_run_is_not_kept(hub, store, pulled):
+def test_what_cannot_be_run_is_not_fetched(hub, store, pulled):
     adapter = replace(tiny()).with_value("general.type", ValueType.STRING, "adapter").encode()
-    hub.add("o/Adapter", {"a-Q4_0.gguf": adapter})
-    with pytest.raises(UnsupportedModelError, match="an adapter"):
+    hub.add("o/Adapter", {"a-Q4_0.gguf": adapter + bytes(4 << 20)})
+    with pytest.raises(UnsupportedModelError, match="Q4_0 of o/Adapter: an adapter"):
         pulled("o/Adapter")
-    assert not list(store.models_dir.rglob("*.gguf"))
+    assert hub.bytes_sent < 4 << 20
+    assert not list(store.models_dir.rglob("*"))
     assert store.list().records == ()
 
 

@@ -6,8 +6,16 @@ from dataclasses import replace
 import pytest
 from fake_hub import FakeFile
 
-from pinyon.models.errors import DownloadError, GgufFormatError, HubBusyError, HubConnectionError, ModelError
+from pinyon.models.errors import (
+    DownloadError,
+    GgufFormatError,
+    HubBusyError,
+    HubConnectionError,
+    ModelError,
+    UnsupportedModelError,
+)
 from pinyon.models.gguf_header import parse_header
+from pinyon.models.gguf_reader import ValueType
 from pinyon.models.hub import remote_header
 from pinyon.models.hub.address import Address
 from pinyon.models.hub.patience import Patience
@@ -38,6 +46,13 @@ def headers(hub, monkeypatch):
     return read
 
 
+def _shard(number: int, count: int = 3) -> bytes:
+    """A part with one of the first tensors."""
+    part = replace(tiny(), tensors=tiny().tensors[number : number + 1])
+    part = part.with_value("split.no", ValueType.UINT16, number).with_value("split.count", ValueType.UINT16, count)
+    return part.with_value("split.tensors.count", ValueType.INT32, count).encode()
+
+
 def ranges_of(hub):
     return [one.range for one in hub.of("cdn")]
 
@@ -57,10 +72,20 @@ def test_the_token_goes_to_the_hub_alone(hub, headers, monkeypatch):
 
 
 def test_every_shard_has_its_header_in_their_order(headers):
-    shards = [replace(tiny(), tensors=(tensor,)).encode() for tensor in tiny().tensors[:3]]
+    shards = [_shard(number) for number in range(3)]
     read = headers(**{f"m-Q4_0-{number:05}-of-00003.gguf": shard for number, shard in enumerate(shards, start=1)})
     assert [header.tensors[0].name for header in read] == [tensor.name for tensor in tiny().tensors[:3]]
     assert [header.file_bytes for header in read] == [len(shard) for shard in shards]
+
+
+def test_shards_of_two_models_are_no_model(headers):
+    with pytest.raises(GgufFormatError, match="Q4_0 of owner/repo: part 2 of 2 says that it is part 3 of 3"):
+        headers(**{"m-Q4_0-00001-of-00002.gguf": _shard(0, count=2), "m-Q4_0-00002-of-00002.gguf": _shard(2)})
+
+
+def test_what_cannot_be_run_is_told(headers):
+    with pytest.raises(UnsupportedModelError, match="Q4_0 of owner/repo: unsupported architecture 'llama9'"):
+        headers(**{"m-Q4_0.gguf": tiny("llama9").encode()})
 
 
 @pytest.mark.parametrize("cut", [0, 1, 17, 999])
@@ -104,6 +129,7 @@ def test_a_server_that_ignores_ranges_is_left_early(hub, headers):
         ({"shifts_range_by": 1}, "the hub sent other bytes than those from 0 on"),
         ({"adds_to_size": 7}, f"the hub sent a file of {len(LARGE) + 7} bytes instead of {len(LARGE)}"),
         ({"changes_etag": True}, "the hub sent another file than a moment ago"),
+        ({"refusals": [(401, {})]}, "the hub wants a token for this: set HF_TOKEN"),
         ({"refusals": [(416, {"Content-Range": "bytes */5"})]}, "the hub answered with status 416"),
         ({"refusals": [(404, {"X-Error-Code": "EntryNotFound"})]}, "does not have that file any more"),
     ],
@@ -154,3 +180,16 @@ def test_a_user_who_has_had_enough_is_heard(hub):
     stop.set()
     with pytest.raises(DownloadError, match="stopped"):
         next(pieces)
+
+
+def test_one_file_is_read_by_who_asks_so_that_an_interruption_ends_it_at_once(hub):
+    hub.add("owner/repo", {"m-Q4_0.gguf": MODEL})
+    repo = read_repo(Address("owner/repo"))
+    threads = []
+
+    def cancelled():
+        threads.append(threading.current_thread())
+        return False
+
+    remote_headers(repo, chosen(repo, None), cancelled)
+    assert {*threads} == {threading.current_thread()}

@@ -1,8 +1,9 @@
 """Files of a repository as models, and which one is meant. The listings are laid out as those of well-known repositories."""
 
 import pytest
+from fake_hub import FakeFile
 
-from pinyon.models.errors import ModelNotFoundError
+from pinyon.models.errors import DownloadError, ModelNotFoundError
 from pinyon.models.hub.address import Address
 from pinyon.models.hub.repo import HubFile, chosen, grouped, read_repo, size_text
 
@@ -120,6 +121,13 @@ def test_a_revision_is_asked_for(hub):
         ModelNotFoundError, match=r"owner/repo has no such revision: http://.*/owner/repo/tree/main shows"
     ):
         read_repo(Address("owner/repo", "gone"))
+
+
+@pytest.mark.parametrize("digest", ["../../../somewhere", "A" * 64, "0" * 63])
+def test_a_digest_that_is_none_is_refused(hub, digest):
+    hub.add("owner/repo", {"m-Q4_0.gguf": FakeFile(b"GGUF", told_sha256=digest)})
+    with pytest.raises(DownloadError, match=r"m-Q4_0\.gguf has the size 4 and the SHA-256"):
+        read_repo(Address("owner/repo"))
 
 
 def test_sizes_for_people():

@@ -3,6 +3,9 @@
 from datetime import UTC, datetime
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
+
+from pinyon.models.errors import DownloadError, HubBusyError
 from pinyon.models.hub.search import SearchResult, search
 
 
@@ -21,3 +24,19 @@ def test_what_the_hub_knows_of_the_most_downloaded(hub):
     assert (query["filter"], query["sort"], query["limit"]) == (["gguf"], ["downloads"], ["10"])
     assert [result.repo_id for result in search("llama", 1)] == ["b/Llama-GGUF"]
     assert search("nothing like it", 10) == ()
+
+
+def test_a_busy_hub_is_told_at_once(hub):
+    hub.faults.hub_refusal = (429, {"Retry-After": "3600"})
+    with pytest.raises(HubBusyError, match="try again in 3600 s"):
+        search("llama", 10)
+    assert len(hub.asked) == 1
+
+
+def test_an_answer_of_another_kind_is_told(hub):
+    hub.add("a/Llama-GGUF", {}, parameters="many")
+    (found,) = search("llama", 10)
+    assert found.parameters is None
+    hub.repos["a/Llama-GGUF"].tags = ("gguf", 7)
+    with pytest.raises(DownloadError, match="cannot be used"):
+        search("llama", 10)

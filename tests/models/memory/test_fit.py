@@ -1,6 +1,7 @@
 """What is chosen under a budget."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from architecture_zoo import ZOO
@@ -79,6 +80,15 @@ def test_then_keys_and_values_get_eight_bits(models):
     assert "can cost quality" in found.compromises[1].text
 
 
+def test_a_type_that_heads_cannot_be_stored_in_is_not_taken(models):
+    sizes = replace(models["llama"], kept=replace(models["llama"].kept, head_elements=(80,)))
+    found = fit(sizes, Budget(8 << 30), shape, Wish(SMALL_CONTEXT, KvType.Q8_0))
+    assert found.plan.choice.kv.type is KvType.F16
+    (compromise,) = found.compromises
+    assert compromise.kind is Kind.KV_TYPE
+    assert "q8_0 needs heads of a multiple of 32, and they have 80" in compromise.text
+
+
 def test_then_experts_and_then_layers_stay_in_ram(models):
     sizes = models["qwen3moe"]
     gpu = (Gpu("GPU0", 1.0),)
@@ -107,11 +117,19 @@ def test_where_nothing_fits_it_is_said_by_how_much(models):
 def test_the_largest_context_is_the_last_that_fits(models):
     sizes = models["llama"]
     budget = Budget(_smallest_bytes(sizes) + 10 * MIB)
-    found = largest_context(sizes, budget, shape)
+    found = largest_context(sizes, budget, shape, fit(sizes, budget, shape))
     assert found % 256 == 0
     assert memory_plan(sizes, Choice(shape(found, sizes))).total_bytes <= budget.ram_bytes
     assert memory_plan(sizes, Choice(shape(found + 256, sizes))).total_bytes > budget.ram_bytes
-    assert largest_context(sizes, Budget(MIB), shape) == 0
+    assert largest_context(sizes, Budget(MIB), shape, fit(sizes, Budget(MIB), shape)) == 0
+
+
+def test_the_largest_context_is_that_of_the_places_that_were_chosen(models):
+    sizes = models["llama"]
+    crowded = Budget(8 << 30, (("CUDA0", 0),))
+    found = fit(sizes, crowded, shape)
+    assert found.plan.choice.gpu_layers == 0
+    assert largest_context(sizes, crowded, shape, found) == 1 << 17
 
 
 def test_a_draft_model_takes_its_room_from_the_first_ones_context(models):

@@ -1,15 +1,20 @@
 """Planned bytes of KV against what llama.cpp allocates for real files of many architectures."""
 
+import dataclasses
 import io
+import math
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from architecture_zoo import ZOO
 
 from pinyon.engine.native import Context, Model, NativeLog
 from pinyon.models.gguf_header import read_header
+from pinyon.models.gguf_reader import ArrayInfo, ValueType
 from pinyon.models.memory.kv import KvChoice, KvType, bytes_per_token, kv_bytes, possible_types
 from pinyon.models.memory.layers import Layer, kept_layers
+from pinyon.models.memory.sizes import model_sizes
 
 MIB = 1 << 20
 WIDTH = 128
@@ -94,3 +99,12 @@ def test_bytes_of_a_token_follow_the_formula(zoo):
 @pytest.mark.model
 def test_real_models_have_the_bytes_that_were_measured(smollm2):
     assert bytes_per_token(kept_layers(read_header(smollm2)), KvType.F16) == 30 * 3 * 2 * 64 * 2
+
+
+@pytest.mark.parametrize("suffix", ["feed_forward_length", "attention.sliding_window_pattern"])
+def test_floats_are_no_numbers_of_elements(zoo, suffix):
+    header = read_header(zoo["gemma3"])
+    odd = ArrayInfo(ValueType.FLOAT32, 64, (math.nan, math.inf) * 32)
+    values = {**header.metadata, f"{header.architecture}.{suffix}": odd}
+    found = model_sizes((dataclasses.replace(header, metadata=MappingProxyType(values)),))
+    assert (found.widths.feed_forward == 0) == (suffix == "feed_forward_length")
