@@ -91,7 +91,9 @@ def fit(sizes: ModelSizes, budget: Budget, shape: Shape, wish: Wish = Wish()) ->
     return _Search(sizes, budget, shape, wish).fit()
 
 
-def largest_context(sizes: ModelSizes, budget: Budget, shape: Shape, found: Fit, draft: ModelSizes | None = None) -> int:
+def largest_context(
+    sizes: ModelSizes, budget: Budget, shape: Shape, found: Fit, draft: ModelSizes | None = None
+) -> int:
     """Return how many tokens of context fit with KV in f16 where `found` puts the layers, up to those that the model was trained for.
 
     It is 0 where not even the smallest context fits.

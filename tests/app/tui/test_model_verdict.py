@@ -53,8 +53,8 @@ def test_a_small_machine():
         "RAM ██████████████████!!!!!!!!!!!!!!!!!!!!!! 1.3 GiB of 600 MiB",
         LEGEND,
         (
-            "does not fit: needs 1.3 GiB, 600 MiB are free for it: 726 MiB more would have to be free for 4,096 tokens of"
-            " context, or weights of at most 333 MiB taken instead of 1.0 GiB"
+            "does not fit: needs 1.3 GiB, 600 MiB are free for it: 728 MiB more would have to be free for 4,096 tokens of"
+            " context, or weights of at most 331 MiB taken instead of 1.0 GiB"
         ),
         "Q4_K_M, 5.0 bits per weight: about 0.03 nats",
         "to predict speeds, weights have to be measured: m, some 15 s",
