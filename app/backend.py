@@ -15,8 +15,10 @@ from pinyon.models.store import Store
 if TYPE_CHECKING:
     from pinyon.app.remote import RemoteService
     from pinyon.app.service import Model, Service
+    from pinyon.app.wire import Room
     from pinyon.engine.events import Removed
     from pinyon.engine.meters import Meters
+    from pinyon.models.memory.kv import KvType
 
 
 class Backend:
@@ -47,6 +49,8 @@ class Backend:
         model: str | None,
         context_tokens: int | None = None,
         on_progress: Callable[[float], None] = lambda _fraction: None,
+        *,
+        kv_type: "KvType | None" = None,
     ) -> "Model":
         """Load a model by name or path, None for the server's, the settings' or the latest; a model that is loaded is returned.
 
@@ -55,7 +59,7 @@ class Backend:
         Raises:
             ModelError: no such model, or its file cannot be used.
             ModelLoadError: it cannot be loaded.
-            ModelSlotError: the server answers with it, and with less context.
+            ModelSlotError: the server answers with it, and with less context or another type of KV.
             DoesNotFitError, NoRoomError: it does not fit into memory.
             BusyError, ServerError: the server takes nothing new, or fails.
         """
@@ -64,16 +68,28 @@ class Backend:
             if self._server is not None:
                 name = model or self._settings.model
                 path = None if name is None else self._store.resolve(name).path
-                self.model = await self._server.load(path, context_tokens, on_progress, is_forced=self._is_forced)
+                self.model = await self._server.load(
+                    path, context_tokens, on_progress, is_forced=self._is_forced, kv_type=kv_type
+                )
             else:
                 name = model or default_model(self._store, self._settings)
-                self.model = await self._hosted_model(name, context_tokens, on_progress)
+                self.model = await self._hosted_model(name, context_tokens, on_progress, kv_type)
             return self.model
 
     async def meters(self) -> "Meters | None":
         """Return what the engine holds and does now; None while nothing is loaded, or the server does not answer."""
         try:
             return None if self.model is None else await self.model.meters()
+        except (ServerError, BusyError):
+            return None
+
+    async def room(self) -> "Room | None":
+        """Return what the next model may take of memory where models run; None where none does yet, or the server does not answer."""
+        if self._service is not None:
+            return await self._service.room()
+        try:
+            server = await self._found_server()
+            return None if server is None else await server.room()
         except (ServerError, BusyError):
             return None
 
@@ -102,11 +118,11 @@ class Backend:
         return await find_server(self._folders)
 
     async def _hosted_model(
-        self, name: str, context_tokens: int | None, on_progress: Callable[[float], None]
+        self, name: str, context_tokens: int | None, on_progress: Callable[[float], None], kv_type: "KvType | None"
     ) -> "Model":
         service = self._service or await self._open()
         try:
-            return await service.load(name, context_tokens, on_progress, is_forced=self._is_forced)
+            return await service.load(name, context_tokens, on_progress, is_forced=self._is_forced, kv_type=kv_type)
         except asyncio.CancelledError:
             if service.loaded is None:  # the load would go on without us
                 await self._close()

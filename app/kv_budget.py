@@ -51,6 +51,11 @@ class KvBudget(NamedTuple):
         most = _next_part(self.ram_cap_bytes, granted)
         return max(self.reserved_bytes(granted), min(most, left_bytes))
 
+    def shared(self, granted: Sequence[int]) -> list[int]:
+        """Return what those who are `granted` RAM keep of it once there is one more."""
+        part = self.ram_cap_bytes // (len(granted) + 1)
+        return [min(part, each) for each in granted]
+
     def granted_disk(self, granted: Sequence[int]) -> int:
         """Return the next model's cap of disk."""
         return _next_part(self.disk_cap_bytes, granted)
@@ -63,9 +68,7 @@ def _next_part(cap_bytes: int, granted: Sequence[int]) -> int:
 
 def kv_budget(folders: Folders, settings: Settings) -> KvBudget:
     """Return what the settings and the machine allow now."""
-    asked = settings.cache_ram_mib
-    ram_cap_bytes = int(read_ram().available_bytes * RAM_SHARE) if asked is None else asked * MIB
-    ram = KvBudget(ram_cap_bytes, is_asked=asked is not None)
+    ram = ram_budget(settings)
     try:
         private_folder(folders.kv)
         return ram._replace(disk_cap_bytes=_disk_cap_bytes(folders.kv, settings), folder=folders.kv)
@@ -73,6 +76,13 @@ def kv_budget(folders: Folders, settings: Settings) -> KvBudget:
         return ram._replace(why_no_disk=str(error))
     except OSError as error:
         return ram._replace(why_no_disk=f"{printable(folders.kv)} cannot be used: {error.strerror}")
+
+
+def ram_budget(settings: Settings) -> KvBudget:
+    """Return what the settings and the machine allow now of RAM."""
+    asked = settings.cache_ram_mib
+    ram_cap_bytes = int(read_ram().available_bytes * RAM_SHARE) if asked is None else asked * MIB
+    return KvBudget(ram_cap_bytes, is_asked=asked is not None)
 
 
 def _disk_cap_bytes(folder: Path, settings: Settings) -> int:

@@ -84,6 +84,11 @@ class LoadedModel:
         return self.info.context_tokens
 
     @property
+    def kv_type(self) -> str:
+        """As Model.kv_type."""
+        return self.fit.plan.choice.kv.type.value
+
+    @property
     def threads(self) -> int:
         return self.info.threads
 

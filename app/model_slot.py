@@ -5,7 +5,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,7 +146,7 @@ Held = Callable[[Slot], AbstractContextManager[object]]
 
 
 class WantedModel(Wanted[Slot]):
-    """A model by its record, with at least `context_tokens`, None for what suits it and the machine."""
+    """A model by its record, with at least `context_tokens` and keys and values in `kv_type`, None for what suits it and the machine."""
 
     def __init__(
         self,
@@ -156,12 +156,14 @@ class WantedModel(Wanted[Slot]):
         held: "Held",
         *,
         is_forced: bool,
+        kv_type: KvType | None = None,
     ) -> None:
         self.path = record.path
         self.name = record.name
         self.is_forced = is_forced
         self._record = record
         self._asked = context_tokens
+        self._asked_kv_type = kv_type
         self._kit = kit
         self._held = held
         self._sizes: ModelSizes | None = None
@@ -169,6 +171,11 @@ class WantedModel(Wanted[Slot]):
     @property
     def _context(self) -> int | None:
         return self._kit.settings.context if self._asked is None else self._asked
+
+    @property
+    def _kv_type(self) -> KvType | None:
+        setting = self._kit.settings.kv_type
+        return KvType(setting) if self._asked_kv_type is None and setting is not None else self._asked_kv_type
 
     async def prepare(self) -> None:
         """As Wanted.prepare. Raises ModelError, ModelQuarantinedError, DoesNotFitError."""
@@ -182,9 +189,8 @@ class WantedModel(Wanted[Slot]):
         """As Wanted.choose."""
         assert self._sizes is not None, "it is prepared"
         settings = self._kit.settings
-        kv_type = None if settings.kv_type is None else KvType(settings.kv_type)
-        wish = Wish(self._context, kv_type, settings.gpu_layers)
-        return fit(self._sizes, _less(budget, self._kept_bytes(beside)), layout, wish)
+        wish = Wish(self._context, self._kv_type, settings.gpu_layers)
+        return fit(self._sizes, budget.less_ram(self._kept_bytes(beside)), layout, wish)
 
     def make(self, fit: Fit, budget: Budget, beside: Sequence[Slot]) -> Slot:
         """As Wanted.make. Raises EngineStartError."""
@@ -217,20 +223,19 @@ class WantedModel(Wanted[Slot]):
 
     def is_served_by(self, resident: Slot) -> bool:
         """As Wanted.is_served_by. What was aimed at and did not fit would not be reached by another load."""
-        return self._asked is None or self._asked <= max(resident.fit.context_tokens, resident.fit.wanted_context)
+        has_type = self._asked_kv_type in {None, resident.fit.plan.choice.kv.type, resident.fit.wanted_kv_type}
+        return has_type and (
+            self._asked is None or self._asked <= max(resident.fit.context_tokens, resident.fit.wanted_context)
+        )
 
     def shortage(self, fit: Fit, budget: Budget, beside: Sequence[Slot]) -> str:
         """As Wanted.shortage."""
         kept_bytes = self._kept_bytes(beside)
         kept = f"; {memory(kept_bytes)} are set aside for computed prompts" if kept_bytes else ""
-        return f"{self.name} {remedy(fit, _less(budget, kept_bytes))}{kept}"
+        return f"{self.name} {remedy(fit, budget.less_ram(kept_bytes))}{kept}"
 
     def _kept_bytes(self, beside: Sequence[Slot]) -> int:
         return self._kit.kv.reserved_bytes([slot.cache_bytes for slot in beside])
-
-
-def _less(budget: Budget, ram_bytes: int) -> Budget:
-    return replace(budget, ram_bytes=max(0, budget.ram_bytes - ram_bytes))
 
 
 def _log_of(record: Record, folders: Folders) -> Path:

@@ -23,6 +23,7 @@ from pinyon.engine.events import Event, Failed, FailureKind, Finished, Removed
 from pinyon.engine.meters import Meters
 from pinyon.engine.protocol import FrameBuffer, Loading
 from pinyon.engine.weights_digest import MEMORY_NAME, known_digest
+from pinyon.models.memory.kv import KvType
 
 sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]  # its own command line costs 0.05 s of each start
 import httpx  # noqa: E402
@@ -102,6 +103,11 @@ class RemoteService:
         async with self._answer("GET", "/pinyon/status", limit_s=SHORT_S) as body:
             return msgspec.json.decode(body, type=wire.Status)
 
+    async def room(self) -> wire.Room:
+        """Return what the next model may take of memory. Raises ServerError."""
+        async with self._answer("GET", "/pinyon/room", limit_s=SHORT_S) as body:
+            return msgspec.json.decode(body, type=wire.Room)
+
     async def clear(self, path: Path | None, older_than_s: float) -> Removed:
         """Have forgotten what is cached of the model at a path, None for all, and is older. Raises ServerError."""
         wanted = wire.Clear(None if path is None else os.fsencode(path), older_than_s)
@@ -140,16 +146,17 @@ class RemoteService:
         on_progress: Callable[[float], None],
         *,
         is_forced: bool = False,
+        kv_type: KvType | None = None,
     ) -> "RemoteModel":
         """Have a model file loaded, or the server's own choice; a model that is loaded already is only looked at.
 
         Raises:
             ModelError, ModelLoadError: as Service.load.
-            ModelSlotError: the model is answering, and with less context.
+            ModelSlotError: the model is answering, and with less context or another type of KV.
             DoesNotFitError, NoRoomError: as Service.using.
             BusyError, ServerError: the server takes nothing new, or fails.
         """
-        wanted = wire.Load(None if path is None else os.fsencode(path), context_tokens, is_forced)
+        wanted = wire.Load(None if path is None else os.fsencode(path), context_tokens, is_forced, kv_type)
         try:
             async with contextlib.aclosing(self.ask("/pinyon/load", wanted)) as messages:
                 async for message in messages:
@@ -240,6 +247,7 @@ class RemoteModel:
         self._path = loaded.path
         self.name = loaded.name
         self.context_tokens = loaded.context_tokens
+        self.kv_type = loaded.kv_type
         self.threads = loaded.threads
         self.why_no_disk = loaded.why_no_disk
         self.compromises = loaded.compromises

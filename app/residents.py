@@ -136,6 +136,10 @@ class Residents(Generic[ResidentT]):
         """Those, and who is leaving: all that take memory."""
         return (*self._here.values(), *self._leaving)
 
+    async def room(self) -> tuple[Budget, Budget]:
+        """Return what the next model could have if those that are in memory leave for it, and what there is beside them."""
+        return await self._most(), await self._left_over()
+
     @contextlib.asynccontextmanager
     async def using(
         self, wanted: Wanted[ResidentT], on_hold: Callable[[ResidentT], None] = lambda _resident: None
@@ -262,8 +266,8 @@ class Residents(Generic[ResidentT]):
         if (same := self._here.get(wanted.path)) is not None:
             if same.holders or not same.is_loaded:
                 raise ModelSlotError(
-                    f"{same.name} is answering with a context of {same.fit.context_tokens:,} tokens, and is loaded with another one"
-                    " only when nobody uses it: try again later"
+                    f"{same.name} is answering with a context of {same.fit.context_tokens:,} tokens and KV in {same.fit.plan.choice.kv.type}, and is"
+                    " loaded with others only when nobody uses it: try again later"
                 )
             await self._left(same)
         for leaving in [each for each in self._leaving if each.path == wanted.path]:

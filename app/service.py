@@ -17,6 +17,7 @@ from pinyon.app.loaded_model import LoadedModel
 from pinyon.app.model_slot import Kit, Slot, WantedModel
 from pinyon.app.residents import Residents
 from pinyon.app.settings import Folders, Settings
+from pinyon.app.wire import Room
 from pinyon.engine.client import EngineState
 from pinyon.engine.errors import EngineCrashedError, ModelLoadError
 from pinyon.engine.estimate import Estimate
@@ -24,6 +25,7 @@ from pinyon.engine.events import Event, Removed
 from pinyon.engine.meters import Meters
 from pinyon.models.machine.ram import read_ram
 from pinyon.models.memory.fit import Budget
+from pinyon.models.memory.kv import KvType
 from pinyon.models.model_record import Record
 from pinyon.models.store import Store
 
@@ -35,6 +37,10 @@ class Model(Protocol):
     def name(self) -> str: ...
     @property
     def context_tokens(self) -> int: ...
+    @property
+    def kv_type(self) -> str:
+        """How keys and values are stored: f16, q8_0, q4_0."""
+
     @property
     def threads(self) -> int: ...
     @property
@@ -127,9 +133,10 @@ class Service:
         on_progress: Callable[[float], None] | None = None,
         *,
         is_forced: bool = False,
+        kv_type: KvType | None = None,
     ) -> LoadedModel:
         """As `using`, without holding it: it may leave memory again."""
-        async with self.using(name, context_tokens, on_progress, is_forced=is_forced) as model:
+        async with self.using(name, context_tokens, on_progress, is_forced=is_forced, kv_type=kv_type) as model:
             return model
 
     @contextlib.asynccontextmanager
@@ -141,8 +148,10 @@ class Service:
         *,
         keep_alive: KeepAlive | None = None,
         is_forced: bool = False,
+        kv_type: KvType | None = None,
     ) -> AsyncIterator[LoadedModel]:
-        """Load a model by name or path unless it is loaded with `context_tokens` or more, and keep it as long as the context lasts.
+        """Load a model by name or path unless it is loaded with `context_tokens` or more and this `kv_type`, and keep it as long as the
+        context lasts. None is the setting's, else what suits the model and the machine.
 
         `on_progress` is told the loaded fraction. One that `is_forced` is loaded although it does not fit into memory. `keep_alive` None is
         the setting's.
@@ -152,12 +161,12 @@ class Service:
             DoesNotFitError: it does not fit into what is free for models, whatever leaves; or the model was trained for less context.
             NoRoomError: it does not fit beside the models that are answering, and these went on for too long.
             ModelLoadError: the engine cannot load it.
-            ModelSlotError: it is answering, and has less context.
+            ModelSlotError: it is answering, and has less context or another type of KV.
         """
         known = self.called(name)
         record = known.record if known is not None else await asyncio.to_thread(self._runnable, name)
         kit, slots = self._kit, self._residents
-        wanted = WantedModel(record, context_tokens, kit, slots.held, is_forced=is_forced)
+        wanted = WantedModel(record, context_tokens, kit, slots.held, is_forced=is_forced, kv_type=kv_type)
         with contextlib.ExitStack() as listening:
 
             def on_hold(slot: Slot) -> None:
@@ -174,6 +183,18 @@ class Service:
         """Return what the engine of a model holds and does now, None for the last used one's; None where it is not loaded, or too busy to tell."""
         model = self.loaded if path is None else self.called(str(path))
         return None if model is None else await model.meters()
+
+    async def room(self) -> Room:
+        """Return what the next model may take, less what is set aside for the KV of earlier prompts."""
+        kv, slots = self._kit.kv, self._residents.everywhere
+        most, beside = await self._residents.room()
+        granted = [slot.cache_bytes for slot in slots]
+        kept = kv.shared(granted)
+        return Room(
+            most.less_ram(kv.reserved_bytes(())),
+            beside.less_ram(kv.reserved_bytes(kept) - sum(granted) + sum(kept)),
+            tuple(slot.name for slot in slots),
+        )
 
     @property
     def why_no_disk(self) -> str:

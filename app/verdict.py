@@ -7,8 +7,10 @@ import msgspec
 
 from pinyon.app.devices import chosen_cores, gpus_here
 from pinyon.app.fit import budget, layout, remedy
+from pinyon.app.kv_budget import ram_budget
 from pinyon.app.machine_speed import stored_speed
 from pinyon.app.settings import Folders, Settings
+from pinyon.app.wire import Room
 from pinyon.models.gguf_header import GgufHeader
 from pinyon.models.machine.ram import read_ram
 from pinyon.models.machine.weight_speed import WeightSpeed
@@ -59,15 +61,35 @@ class Verdict(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """What this machine has to offer: what a model may take, and how fast weights are, where that was measured."""
+    """What this machine has to offer: what a model may take, and how fast weights are, where that was measured.
+
+    `loaded` models are in memory, which the budget counts as free, since they leave for another one; `beside` is what is free while they stay.
+    """
 
     budget: Budget
     speed: WeightSpeed | None = None
+    beside: Budget | None = None
+    loaded: tuple[str, ...] = ()
 
 
-def here_now(folders: Folders, settings: Settings) -> Here:
-    """Return what this machine has to offer now; takes half a second where there are drivers of GPUs to start."""
-    return Here(budget(settings, read_ram(), gpus_here()), stored_speed(folders, chosen_cores(settings).threads))
+def here_now(folders: Folders, settings: Settings, room: Room | None = None) -> Here:
+    """Return what this machine has to offer now, `room` where models run already; else it takes half a second where there are drivers of
+    GPUs to start.
+    """
+    speed = stored_speed(folders, chosen_cores(settings).threads)
+    if room is not None:
+        return Here(room.most, speed, room.beside, room.models)
+    kept_bytes = ram_budget(settings).reserved_bytes(())
+    return Here(budget(settings, read_ram(), gpus_here()).less_ram(kept_bytes), speed)
+
+
+def leaving_for(name: str, sizes: ModelSizes, here: Here, wish: Wish) -> tuple[str, ...]:
+    """Return which models leave memory as far as needed, since this one would not fit as well beside them."""
+    if here.beside is None or name in here.loaded:
+        return ()
+    alone, beside = (fit(sizes, budget, layout, wish) for budget in (here.budget, here.beside))
+    needs_no_more = beside.fits and beside.compromises == alone.compromises
+    return () if needs_no_more or not alone.fits else here.loaded
 
 
 def settled_wish(settings: Settings, context: int | None = None, kv_type: str | None = None) -> Wish:

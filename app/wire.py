@@ -19,6 +19,8 @@ from pinyon.engine.events import Event
 from pinyon.engine.meters import Meters
 from pinyon.engine.protocol import FrameBuffer, Loading, encode_frame
 from pinyon.models import errors as model_errors
+from pinyon.models.memory.fit import Budget
+from pinyon.models.memory.kv import KvType
 
 if TYPE_CHECKING:
     from pinyon.models.memory.fit import Fit
@@ -142,8 +144,17 @@ class Status(msgspec.Struct, frozen=True):
     why_no_disk: str
 
 
+class Room(msgspec.Struct, frozen=True):
+    """What the next model may take: `most` once the `models` that are in memory have left for it, `beside` them what is free now."""
+
+    most: Budget
+    beside: Budget
+    models: tuple[str, ...]
+
+
 class Load(msgspec.Struct, frozen=True):
-    """`path` is a model file's, in bytes; None leaves the choice to the server. `context_tokens` is the least that will do.
+    """`path` is a model file's, in bytes; None leaves the choice to the server. `context_tokens` is the least that will do,
+    `kv_type` the one that is wanted, None any.
 
     One that `is_forced` is loaded although it does not fit into memory.
     """
@@ -151,6 +162,7 @@ class Load(msgspec.Struct, frozen=True):
     path: bytes | None
     context_tokens: int | None
     is_forced: bool = False
+    kv_type: KvType | None = None
 
 
 class Generate(msgspec.Struct, frozen=True):
@@ -194,6 +206,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
     why_no_disk: str
     digest: str = ""
     compromises: tuple[str, ...] = ()
+    kv_type: str = ""
 
 
 class ReadMeters(msgspec.Struct, frozen=True):

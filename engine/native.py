@@ -149,6 +149,13 @@ class _TensorRule(ctypes.Structure):
     _fields_: ClassVar = [("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p)]
 
 
+def _computes_in_tiles() -> bool:
+    """Whether llama.cpp was compiled for Intel's AMX. It would copy weights of nearly every type for that, which no memory plan counts,
+    and dies at its first step where GCC before 14 compiled it (its PR114098).
+    """
+    return b"AMX_INT8 = 1" in lib.llama_print_system_info()
+
+
 def _experts_in_ram(layers: int) -> ctypes.Array[_TensorRule]:
     """Return the rule by which the experts of the first `layers` layers stay in RAM; an empty one ends the list."""
     buffer_type = lib._lib.ggml_backend_cpu_buffer_type  # noqa: SLF001  the binding has no functions for buffers
@@ -176,6 +183,7 @@ class Model:
     ) -> None:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
+        params.use_extra_bufts = not _computes_in_tiles()
         rules = _experts_in_ram(cpu_expert_layers) if cpu_expert_layers else None
         if rules is not None:
             params.tensor_buft_overrides = ctypes.addressof(rules)

@@ -42,6 +42,7 @@ INTERRUPTED: Final = 130
 JOB_BYTES: Final = 1 << 30
 """What the compiler needs for the largest files of llama.cpp, with a margin."""
 
+NO_AMX: Final = ("-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16")
 CGROUP_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 EXTRAS: Final = {"run": "", "test": "[test]"}
@@ -245,20 +246,35 @@ def succeeds(command: Sequence[str], stdin: str = "") -> bool:
         return False
 
 
-def compiles(compilers: Sequence[str], language: str, program: str) -> bool:
+def compiles(compilers: Sequence[str], options: Sequence[str], language: str, program: str) -> bool:
     """Whether one of the compilers can build a program: a driver without its language, or without headers, is none."""
     with tempfile.TemporaryDirectory(prefix="pinyon-compiler-") as scratch:
-        options = ["-x", language, "-", "-o", f"{scratch}/program"]
-        return any(succeeds([*shlex.split(compiler), *options], program) for compiler in compilers)
+        task = [*options, "-x", language, "-", "-o", f"{scratch}/program"]
+        return any(succeeds([*shlex.split(compiler), *task], program) for compiler in compilers)
 
 
-def has_compilers() -> bool:
+def has_compilers(*options: str) -> bool:
+    """Whether there are compilers that work, and know these options."""
     if platform.system() == "Darwin" and not succeeds(["xcode-select", "-p"]):
         return False  # `cc` is there all the same, and opens a dialog
     for_c, for_cxx = os.environ.get("CC"), os.environ.get("CXX")
-    return compiles([for_c] if for_c else ["cc", "gcc", "clang"], "c", "int main(void) { return 0; }") and compiles(
-        [for_cxx] if for_cxx else ["c++", "g++", "clang++"], "c++", "#include <thread>\nint main() { return 0; }"
+    return compiles(
+        [for_c] if for_c else ["cc", "gcc", "clang"], options, "c", "int main(void) { return 0; }"
+    ) and compiles(
+        [for_cxx] if for_cxx else ["c++", "g++", "clang++"],
+        options,
+        "c++",
+        "#include <thread>\nint main() { return 0; }",
     )
+
+
+def flags() -> dict[str, str]:
+    """Return the compilers' flags by variable: none of AMX, which some servers' processors have.
+
+    GCC before 14 loses the set-up of its tiles (its PR114098), and llama.cpp then dies at its first step.
+    """
+    known = NO_AMX if platform.machine() == "x86_64" and has_compilers(*NO_AMX) else ()
+    return {name: " ".join([*known, os.environ.get(name, "")]).strip() for name in ("CFLAGS", "CXXFLAGS")}
 
 
 # --- the installation ---
@@ -319,6 +335,7 @@ def install(wanted: str, lock: int) -> None:
             f"llama.cpp is compiled once, unless pip has kept it: about 5 minutes on 2 cores ({level} compilers at a time)"
         )
         what = "compiling"
+        environment.update(flags())
     # -v: the compiler's output goes to the log, where it explains a failure and shows how far it is.
     if not run_logged(what, [*pip, "-v", "-e", f".{EXTRAS[wanted]}"], environment, lock):
         report_failure("the installation")

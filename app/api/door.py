@@ -18,6 +18,7 @@ from pinyon.app.settings import Settings
 from pinyon.engine.client import EngineState
 from pinyon.engine.errors import InvalidRequestError
 from pinyon.engine.events import Event, Failed, Finished, Progress
+from pinyon.models.memory.kv import KvType
 
 
 class Meters(Protocol):
@@ -93,6 +94,7 @@ class Door:
         *,
         keep_alive: KeepAlive | None = None,
         is_forced: bool = False,
+        kv_type: KvType | None = None,
     ) -> AsyncIterator[LoadedModel]:
         """As `using`, with a name or a file's path, and loaded as Service.using says. Raises ModelSlotError, too."""
         self._require_running()
@@ -100,7 +102,7 @@ class Door:
             with self._arrival():
                 wanted = await self._default_name() if name is None else name
                 using = self.service.using(
-                    wanted, context_tokens, on_progress, keep_alive=keep_alive, is_forced=is_forced
+                    wanted, context_tokens, on_progress, keep_alive=keep_alive, is_forced=is_forced, kv_type=kv_type
                 )
                 model = await held.enter_async_context(using)
             yield model

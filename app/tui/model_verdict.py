@@ -9,10 +9,10 @@ from pinyon.app.first_offer import suggestions
 from pinyon.app.memory_bar import LEGEND, bar_text, memory_bar
 from pinyon.app.tui import amounts
 from pinyon.app.tui.model_rows import ModelRow
-from pinyon.app.verdict import DeviceShare, Here, Verdict, verdict
+from pinyon.app.verdict import DeviceShare, Here, Verdict, leaving_for, verdict
 from pinyon.models import catalog
 from pinyon.models.memory.fit import Wish
-from pinyon.models.memory.kv import KvType, possible_types
+from pinyon.models.memory.kv import KvType
 
 TITLES: Final = ("Model", "", "Size", "Quant", "Memory", "Context", "tok/s")
 KV_TYPES: Final = (None, KvType.F16, KvType.Q8_0, KvType.Q4_0)
@@ -23,20 +23,27 @@ _BAR: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A row with the verdict on it: None where nothing is known of the model, or not yet of the machine."""
+    """A row with the verdict on it: None where nothing is known of the model, or not yet of the machine. `leaving` are the models that would
+    leave memory for it.
+    """
 
     row: ModelRow
     verdict: Verdict | None = None
     has_speeds: bool = False
+    leaving: tuple[str, ...] = ()
 
 
 def judged(row: ModelRow, here: Here | None, wish: Wish) -> Judged:
     """Judge a model. It is not asked for more context than it was trained for, nor for a type of KV that it cannot have."""
     if here is None or row.sizes is None:
         return Judged(row)
-    kv_type = wish.kv_type if wish.kv_type in possible_types(row.sizes.kept) else None
-    wish = replace(wish, context_tokens=context_for(row, wish.context_tokens), kv_type=kv_type)
-    return Judged(row, verdict(row.name, row.headers, row.sizes, here, wish), has_speeds=here.speed is not None)
+    wish = replace(wish, context_tokens=context_for(row, wish.context_tokens))
+    return Judged(
+        row,
+        verdict(row.name, row.headers, row.sizes, here, wish),
+        has_speeds=here.speed is not None,
+        leaving=leaving_for(row.name, row.sizes, here, wish),
+    )
 
 
 def context_for(row: ModelRow, tokens: int | None) -> int | None:
@@ -80,6 +87,7 @@ def verdict_lines(judged: Judged, word: str = "") -> list[str]:
         *(_device_line(share) for share in found.devices),
         LEGEND,
         _fit_line(found),
+        _leaving_line(judged.leaving),
         *found.compromises,
         f"{found.quantization}, {found.bits_per_weight:.1f} bits per weight: {found.quality}",
         _speed_line(judged, found),
@@ -105,6 +113,10 @@ def _fit_line(found: Verdict) -> str:
         return f"does not fit: {found.remedy}"
     more = f"; up to {found.largest_context:,} fit in f16" if found.largest_context > found.context_tokens else ""
     return f"fits with {found.context_tokens:,} tokens of context, KV in {found.kv_type}{more}"
+
+
+def _leaving_line(names: tuple[str, ...]) -> str:
+    return f"not beside what is in memory: {', '.join(names)} will leave, once idle" if names else ""
 
 
 def _speed_cell(row: ModelRow, found: Verdict | None) -> str:

@@ -62,7 +62,7 @@ def cache_report(path: Sequence[Message]) -> str:
 def context_report(taken: int, model: "Model") -> str:
     """Return how much of a model's context a conversation takes."""
     left = max(0, model.context_tokens - taken)
-    return f"{taken:,} of {model.context_tokens:,} tokens used, {left:,} left ({model.name})"
+    return f"{taken:,} of {model.context_tokens:,} tokens used, {left:,} left ({model.name}, KV in {model.kv_type})"
 
 
 def params_report(choices: Choices) -> str:

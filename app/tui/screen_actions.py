@@ -1,5 +1,6 @@
 """What the actions do that need the screen."""
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -85,17 +86,22 @@ class ScreenActions(Actions):
         from pinyon.app.machine_speed import measure_speed  # noqa: PLC0415
         from pinyon.app.tui.model_picker import ModelPicker  # noqa: PLC0415
         from pinyon.app.tui.model_rows import model_rows, pull  # noqa: PLC0415
-        from pinyon.app.verdict import here_now, settled_wish  # noqa: PLC0415
+        from pinyon.app.verdict import Here, here_now, settled_wish  # noqa: PLC0415
 
         folders, settings, current = self._screen.folders, self._screen.settings, self._dialogue.model
         store = Store(folders.models)
+
+        async def look() -> Here:
+            room = await self._screen.backend.room()
+            return await asyncio.to_thread(here_now, folders, settings, room)
+
         picker = ModelPicker(
-            lambda: model_rows(store, self._screen.history),
-            partial(here_now, folders, settings),
+            lambda: model_rows(store, self._screen.history, folders.sizes),
+            look,
             partial(pull, store),
             self._dialogue.load,
             partial(measure_speed, folders, chosen_cores(settings).threads),
-            wish=settled_wish(settings, self._dialogue.context),
+            wish=settled_wish(settings, self._dialogue.context, self._dialogue.kv_type),
             current=None if current is None else current.name,
         )
         if await self._screen.app.push_screen_wait(picker) is not None:

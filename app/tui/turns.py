@@ -31,6 +31,7 @@ from pinyon.models.errors import ModelError, ModelNotFoundError
 
 if TYPE_CHECKING:
     from pinyon.app.service import Model
+    from pinyon.models.memory.kv import KvType
 
 EXPECTED: Final = (AppError, EngineError, ModelError, OSError, sqlite3.Error)
 """What can go wrong without a fault in the chat: it is told, and the chat goes on."""
@@ -75,6 +76,7 @@ class Turns(ABC):
         self._backend = backend
         self._audience = audience
         self._context = context
+        self._kv_type: KvType | None = None
         self._model: Model | None = None
         self._turns: deque[Turn] = deque()
         self._working: asyncio.Task[None] | None = None
@@ -115,6 +117,11 @@ class Turns(ABC):
     def context(self) -> int | None:
         """How many tokens of context are asked for; None leaves it to the model and the machine."""
         return self._context
+
+    @property
+    def kv_type(self) -> "KvType | None":
+        """The type of KV that is asked for; None leaves it to the settings, the model and the machine."""
+        return self._kv_type
 
     @property
     def is_busy(self) -> bool:
@@ -185,9 +192,11 @@ class Turns(ABC):
         self._model = None
         self.resume()
 
-    async def load(self, model: str, context: int | None, on_progress: Callable[[float], None]) -> "Model":
-        """Load another model at once, with so many tokens of context, None for what suits it; `on_progress` is told the
-        loaded fraction. Where it fails, the one before stays wanted.
+    async def load(
+        self, model: str, context: int | None, kv_type: "KvType | None", on_progress: Callable[[float], None]
+    ) -> "Model":
+        """Load another model at once, with so many tokens of context and this type of KV, None for what suits it;
+        `on_progress` is told the loaded fraction. Where it fails, the one before stays wanted.
 
         Raises:
             UsageError: an answer is being written.
@@ -199,8 +208,8 @@ class Turns(ABC):
             self._working.cancel()
             await asyncio.wait((self._working,))
         self._model = None
-        self._model = await self._backend.load(model, context, on_progress)
-        self.wanted, self._context = model, context
+        self._model = await self._backend.load(model, context, on_progress, kv_type=kv_type)
+        self.wanted, self._context, self._kv_type = model, context, kv_type
         self._tell_compromises(self._model)
         self._audience.changed()
         return self._model
@@ -240,7 +249,7 @@ class Turns(ABC):
     async def _ready(self) -> "Model":
         if self._model is None:
             self._on_progress(0.0)
-            self._model = await self._backend.load(self.wanted, self._context, self._on_progress)
+            self._model = await self._backend.load(self.wanted, self._context, self._on_progress, kv_type=self._kv_type)
             self.loaded = None
             self._tell_compromises(self._model)
             self._audience.changed()

@@ -31,6 +31,10 @@ class Budget:
     gpus: tuple[tuple[str, int], ...] = ()
     sharing: frozenset[str] = frozenset()
 
+    def less_ram(self, size_bytes: int) -> "Budget":
+        """Return a budget with so many bytes of RAM less."""
+        return replace(self, ram_bytes=max(0, self.ram_bytes - size_bytes))
+
     def excess(self, plan: MemoryPlan) -> tuple[tuple[str, int], ...]:
         """Return by how many bytes a plan is too large, for each device where it is."""
         allowed = {RAM: self.ram_bytes, **dict(self.gpus)}
@@ -69,13 +73,14 @@ class Compromise:
 class Fit:
     """What was chosen. Where nothing fits, `plan` is the smallest choice there is, and `lacking` says by how many bytes it is too large, by device.
 
-    `wanted_context` is what was aimed at; `compromises` say what was given up to fit, in words.
+    `wanted_context` and `wanted_kv_type`, if any, are what was aimed at; `compromises` say what was given up to fit, in words.
     """
 
     plan: MemoryPlan
     wanted_context: int
     compromises: tuple[Compromise, ...] = ()
     lacking: tuple[tuple[str, int], ...] = ()
+    wanted_kv_type: KvType | None = None
 
     @property
     def fits(self) -> bool:
@@ -130,7 +135,8 @@ class _Search:
 
     def _fit(self, choice: Choice, wanted: int, first: _Placement) -> Fit:
         plan = self._plan(choice)
-        return Fit(plan, wanted, tuple(self._compromises(choice, wanted, first)), self._budget.excess(plan))
+        compromises = tuple(self._compromises(choice, wanted, first))
+        return Fit(plan, wanted, compromises, self._budget.excess(plan), self._wish.kv_type)
 
     def widest(self, wanted: int, kv_type: KvType, placement: _Placement) -> Choice:
         """Return the choice with the largest context that fits, at most what is wanted, with full windows if that costs nothing of it."""

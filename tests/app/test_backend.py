@@ -20,6 +20,7 @@ from pinyon.engine.errors import EngineError, ModelLoadError
 from pinyon.engine.events import FailureKind, Removed
 from pinyon.models.disk import private_folder
 from pinyon.models.errors import ModelNotFoundError
+from pinyon.models.memory.kv import KvType
 
 pytestmark = pytest.mark.model
 
@@ -122,6 +123,21 @@ async def test_a_cancelled_load_ends_its_process(backend, tiny, monkeypatch):
     assert (await backend.load(str(tiny))).name == "tiny"
 
 
+@pytest.mark.model
+async def test_the_type_of_kv_that_is_asked_for_is_the_engine_s(backend, smollm2):
+    model = await backend.load(str(smollm2), 256, kv_type=KvType.Q4_0)
+    (slot,) = backend._service._residents.here
+    assert (slot.config.kv_type, slot.config.context_tokens, model.kv_type) == ("q4_0", 256, "q4_0")
+
+
+async def test_the_room_for_models_is_known_where_one_runs(backend, tiny):
+    assert await backend.room() is None
+    await backend.load(str(tiny))
+    room = await backend.room()
+    assert room.models == ("tiny",)
+    assert room.most.ram_bytes > room.beside.ram_bytes
+
+
 async def test_leaving_ends_the_process_and_frees_the_folder(folders, tiny):
     async with Backend(folders, SETTINGS) as backend:
         pid = await (await backend.load(str(tiny)))._engine.pid()
@@ -168,6 +184,7 @@ async def test_the_server_s_model_is_used_as_if_it_was_loaded_here(folders, back
     model = await backend.load(None)
     assert (backend.url, backend.model, model.name) == (server.url, model, "tiny")
     assert (await backend.meters()).cells == 256
+    assert (await backend.room()).models == ("tiny",)
     assert await model.count(TALK) == len(TALK)
     text, end = await answered(model, ask(conversation="talk"))
     foretold = await model.estimate(ask())

@@ -1,13 +1,15 @@
 """A header is read once, as long as neither the file nor the code is another one."""
 
 import pytest
+from architecture_zoo import ZOO
 from tiny_models import write_tiny_llama
 
 from pinyon.app import known_sizes
 from pinyon.app.fit import sizes_here
-from pinyon.app.known_sizes import sizes_of
+from pinyon.app.known_sizes import known_model, sizes_of
 from pinyon.models.split_files import headers_of
 from pinyon.models.store import Store
+from pinyon.models.stored_header import without_texts
 
 
 @pytest.fixture
@@ -29,6 +31,17 @@ def test_what_was_read_is_known_and_the_same(folder, tmp_path, tiny, monkeypatch
     assert read == sizes_here(headers_of(tiny))
     forbid_reading(monkeypatch)
     assert sizes_of(record, folder) == read
+
+
+@pytest.mark.parametrize("name", sorted(ZOO))
+def test_kept_headers_are_those_of_the_file(folder, tmp_path, name, monkeypatch):
+    record = record_of(ZOO[name](256).write(tmp_path / "m.gguf"), tmp_path)
+    headers = headers_of(record.path)
+    read = known_model(record, folder)
+    assert read.headers == tuple(map(without_texts, headers))
+    assert read.can_chat == (headers[0].chat_template is not None)
+    forbid_reading(monkeypatch)
+    assert known_model(record, folder) == read
 
 
 @pytest.mark.parametrize("what", ["file", "code", "damaged"])

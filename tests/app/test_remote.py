@@ -25,11 +25,13 @@ from pinyon.engine.meters import Meters, Vram
 from pinyon.engine.protocol import Loading
 from pinyon.engine.weights_digest import file_identity, weights_digest
 from pinyon.models.errors import TemplateMissingError
+from pinyon.models.memory.fit import Budget
+from pinyon.models.memory.kv import KvType
 
 NONCE = "a nonce"
 ASK = Ask(RawText("a secret prompt"))
 DIGESTS = Path("/nowhere/weights")
-LOADED = wire.Loaded(b"/m.gguf", "m", 256, 2, "")
+LOADED = wire.Loaded(b"/m.gguf", "m", 256, 2, "", kv_type="q8_0")
 FINISHED = Finished((FinishReason.STOP,), Usage(1, 1), Timings(0, 0, 0), 7)
 
 
@@ -154,9 +156,12 @@ async def test_the_key_is_sent_once_the_server_has_proved_itself_and_the_token_n
 
 
 async def test_loading_is_shown_and_gives_the_model():
-    async with service(messages(Loading(0.25), Loading(0.5), LOADED)) as (remote_service, _):
+    async with service(messages(Loading(0.25), Loading(0.5), LOADED)) as (remote_service, server):
         shown = []
-        model = await remote_service.load(None, None, shown.append)
+        model = await remote_service.load(None, 256, shown.append, kv_type=KvType.Q8_0)
+    _head, body = server.requests[0].split(b"\r\n\r\n", 1)
+    assert wire.decode_body(body, wire.Load) == wire.Load(None, 256, kv_type=KvType.Q8_0)
+    assert model.kv_type == "q8_0"
     assert (shown, model.name, model.context_tokens, model.threads) == ([0.25, 0.5], "m", 256, 2)
 
 
@@ -209,6 +214,12 @@ async def test_a_conversation_is_named_to_be_forgotten():
     head, body = server.requests[0].split(b"\r\n\r\n", 1)
     assert b"POST /pinyon/forget" in head
     assert wire.decode_body(body, wire.Forget) == wire.Forget("talk")
+
+
+async def test_the_room_comes_as_the_server_told_it():
+    room = wire.Room(Budget(9, (("CUDA0", 5),), frozenset({"CUDA0"})), Budget(7), ("m",))
+    async with service(http(msgspec.json.encode(room))) as (remote_service, _server):
+        assert await remote_service.room() == room
 
 
 @pytest.mark.parametrize("meters", [None, Meters(cells=256, vram=(Vram("CUDA0", 1, 2),))])

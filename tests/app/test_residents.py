@@ -199,6 +199,19 @@ async def test_nobody_is_loaded_before_the_others_have_given_up_their_part():
     assert machine.here == ["a", "b"]
 
 
+async def test_the_room_for_the_next_model_is_all_that_may_leave_and_what_is_free_beside_it():
+    machine = Machine(100)
+    assert [budget.ram_bytes for budget in await machine.residents.room()] == [100, 100]
+    await machine.use("a", 40)
+    most, beside = await machine.residents.room()
+    assert (most.ram_bytes, beside.ram_bytes) == (100, 100 - 40 - CACHE)
+    with pytest.raises(TooLargeError):
+        await machine.use("b", most.ram_bytes + 1 - CACHE)
+    await asyncio.sleep(GUARD_S)
+    await machine.use("c", beside.ram_bytes - CACHE)
+    assert machine.here == ["a", "c"]
+
+
 @in_virtual_time
 async def test_what_never_fits_is_refused_before_anything_leaves_or_is_loaded():
     machine = Machine(100)

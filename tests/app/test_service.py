@@ -31,6 +31,8 @@ from pinyon.engine.request import Grammar, Reasoning, SamplingParams, Text
 from pinyon.models.chat_template import Message
 from pinyon.models.errors import TemplateMissingError, TemplateRejectedError
 from pinyon.models.machine.cores import read_cores
+from pinyon.models.machine.ram import Ram
+from pinyon.models.memory.kv import KvType
 
 
 @pytest.fixture
@@ -137,6 +139,49 @@ async def test_an_engine_computes_with_the_threads_that_suit_the_cores(tmp_path,
         assert (await service.load(str(tiny))).info.threads == 1
     async with Service(Folders.of_user({"PINYON_HOME": str(tmp_path)}), Settings(threads=2)) as service:
         assert (await service.load(str(tiny))).info.threads == 2
+
+
+@pytest.mark.model
+async def test_the_type_of_kv_that_is_asked_for_is_the_engine_s(service, smollm2):
+    path = str(smollm2)
+
+    def configured():
+        (slot,) = service._residents.here
+        return slot.config.kv_type, slot.model.kv_type
+
+    first = await service.load(path, 256, kv_type=KvType.Q8_0)
+    assert configured() == ("q8_0", "q8_0")
+    assert await service.load(path, 100) is first, "any type will do"
+    with (
+        first.held(),
+        pytest.raises(ModelSlotError, match="with a context of 256 tokens and KV in q8_0, and is loaded with others"),
+    ):
+        await service.load(path, kv_type=KvType.F16)
+    assert await service.load(path, 256, kv_type=KvType.F16) is not first
+    assert configured() == ("f16", "f16")
+
+
+async def test_the_room_for_another_model_counts_the_loaded_one_as_free(service, tiny, monkeypatch):
+    gib = 1 << 30
+    monkeypatch.setattr("pinyon.app.service.read_ram", lambda: Ram(900 * gib, "", None, "", 800 * gib, ""))
+    empty = await service.room()
+    assert (empty.models, empty.most) == ((), empty.beside)
+    model = await service.load(str(tiny))
+    (slot,) = service._residents.here
+    room = await service.room()
+    assert room.models == ("tiny",)
+    assert room.most.ram_bytes == pytest.approx(empty.most.ram_bytes + slot.used_bytes(), abs=8 << 20)
+    kept_bytes = model.cache_bytes // 2  # the other half of what may be kept of earlier prompts it would give up
+    owed = slot.promised_bytes - model.cache_bytes + kept_bytes - slot.used_bytes()
+    assert room.beside.ram_bytes == pytest.approx(empty.beside.ram_bytes - owed, abs=8 << 20)
+
+
+async def test_a_type_of_kv_that_a_model_cannot_have_is_told_and_not_asked_for_by_another_load(service, tmp_path):
+    path = str(write_tiny_llama(tmp_path / "m.gguf"))
+    model = await service.load(path, kv_type=KvType.Q8_0)
+    assert model.kv_type == "f16"
+    assert any("q8_0 needs heads of a multiple of 32" in text for text in model.compromises)
+    assert await service.load(path, kv_type=KvType.Q8_0) is model
 
 
 async def test_a_quarantined_model_is_not_tried_again_and_others_load(service, tiny, tmp_path, monkeypatch):

@@ -9,13 +9,13 @@ from architecture_zoo import ZOO
 from pinyon.app.counted import memory
 from pinyon.app.fit import budget, headroom_bytes, layout, remedy, sizes_here
 from pinyon.app.settings import Settings
-from pinyon.app.verdict import Here, verdict, verdict_of_sibling, with_alternatives
+from pinyon.app.verdict import Here, leaving_for, verdict, verdict_of_sibling, with_alternatives
 from pinyon.engine.context_shape import MAX_STATEFUL_SEQUENCES, SEQUENCE_IDS
 from pinyon.models.gguf_header import read_header
 from pinyon.models.machine.devices import Gpu
 from pinyon.models.machine.ram import Ram
 from pinyon.models.machine.weight_speed import ROWS, Computer, WeightSpeed
-from pinyon.models.memory.fit import Budget, Fit, Wish
+from pinyon.models.memory.fit import Budget, Fit, Wish, fit
 from pinyon.models.memory.kv import KvChoice, KvType
 from pinyon.models.memory.plan import RAM, Choice, DeviceNeed, MemoryPlan
 from pinyon.models.speed_prediction import predicted_speed
@@ -86,6 +86,30 @@ def test_another_quantisation_is_told_by_its_size(llama):
     assert (found.loss_nats, found.quality) == (0.031273, "about 0.03 nats")
     assert found.speed is not None
     assert not found.is_exact
+
+
+@pytest.mark.parametrize(
+    ("most", "beside", "loaded", "leaving"),
+    [
+        (GIB, 20 * MIB, ("a", "b"), ("a", "b")),
+        (GIB, GIB // 2, ("a", "b"), ()),
+        (20 * MIB, 10 * MIB, ("a", "b"), ()),
+        (GIB, 20 * MIB, ("tiny",), ()),
+    ],
+    ids=["needed", "fits beside them", "fits nowhere", "it is the one"],
+)
+def test_who_would_leave_memory(llama, most, beside, loaded, leaving):
+    here = Here(Budget(most), None, Budget(beside), loaded)
+    assert leaving_for("tiny", sizes_here(llama), here, Wish()) == leaving
+    assert leaving_for("tiny", sizes_here(llama), Here(Budget(most)), Wish()) == ()
+
+
+def test_a_model_leaves_also_so_that_nothing_has_to_be_given_up(llama):
+    sizes = sizes_here(llama)
+    (whole,) = verdict("tiny", llama, sizes, Here(Budget(GIB)), Wish(4096, KvType.F16)).devices
+    less = Budget(whole.weights_bytes + whole.kv_bytes + whole.other_bytes - 1)
+    assert fit(sizes, less, layout).fits
+    assert leaving_for("tiny", sizes, Here(Budget(GIB), None, less, ("a",)), Wish()) == ("a",)
 
 
 def test_what_does_not_fit_is_sent_to_the_largest_that_does(llama):

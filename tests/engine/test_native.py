@@ -119,6 +119,21 @@ def test_a_load_can_be_stopped(tiny):
         Model(tiny, NativeLog(io.StringIO()), lambda _fraction: False)
 
 
+@pytest.mark.parametrize(("built_for", "copies"), [("AVX512 = 1 | AMX_INT8 = 1", False), ("AVX512 = 1", True)])
+def test_no_weights_are_copied_for_amx(tiny, monkeypatch, built_for, copies):
+    given = []
+    load = native.lib.llama_model_load_from_file
+
+    def loaded(path, params):
+        given.append(params.use_extra_bufts)
+        return load(path, params)
+
+    monkeypatch.setattr(native.lib, "llama_print_system_info", built_for.encode)
+    monkeypatch.setattr(native.lib, "llama_model_load_from_file", loaded)
+    Model(tiny, NativeLog(io.StringIO()), lambda _progress: True).close()
+    assert given == [copies]
+
+
 def test_the_log_gets_native_lines_and_the_reason_is_forgotten_once_told(tmp_path):
     stream = io.StringIO()
     log = NativeLog(stream)

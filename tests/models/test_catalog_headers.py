@@ -3,9 +3,10 @@
 import pytest
 
 from pinyon.models import catalog
-from pinyon.models.catalog_headers import catalog_header, encoded, without_texts
+from pinyon.models.catalog_headers import catalog_header, encoded
 from pinyon.models.gguf_header import read_header
 from pinyon.models.memory.sizes import model_sizes
+from pinyon.models.stored_header import without_texts
 
 NAMES = [entry.name for entry in catalog.CATALOG]
 

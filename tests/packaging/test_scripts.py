@@ -350,3 +350,21 @@ def test_a_missing_compiler_is_found_out(install, tmp_path, monkeypatch):
     write_python(tmp_path, "g++", "exit 0")
     monkeypatch.setattr("platform.system", lambda: "Linux")
     assert install.has_compilers()
+
+
+def test_amx_is_left_out_where_the_compilers_know_it(install, tmp_path, monkeypatch):
+    for compiler, script in (("knows", ""), ("too", ""), ("old", 'case "$*" in *amx*) exit 1;; esac')):
+        write_python(tmp_path, compiler, script)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    monkeypatch.setenv("CC", str(tmp_path / "knows"))
+    monkeypatch.setenv("CXX", str(tmp_path / "too"))
+    monkeypatch.setenv("CFLAGS", "-g")
+    monkeypatch.delenv("CXXFLAGS", raising=False)
+    without = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+    assert install.flags() == {"CFLAGS": f"{without} -g", "CXXFLAGS": without}
+    monkeypatch.setenv("CXX", str(tmp_path / "old"))
+    assert install.flags() == {"CFLAGS": "-g", "CXXFLAGS": ""}
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setenv("CXX", str(tmp_path / "too"))
+    assert install.flags() == {"CFLAGS": "-g", "CXXFLAGS": ""}

@@ -10,9 +10,11 @@ import click
 from fake_service import FakeModel
 
 from pinyon.app.ask import Ask
+from pinyon.app.wire import Room
 from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Removed
 from pinyon.engine.meters import Meters
+from pinyon.models.memory.kv import KvType
 
 
 class ChatModel(FakeModel):
@@ -38,6 +40,7 @@ class FakeBackend:
         self.model: ChatModel | None = None
         self.loads: list[str | None] = []
         self.contexts: list[int | None] = []
+        self.kv_types: list[KvType | None] = []
         self.forgotten: list[str] = []
         self.ready = asyncio.Event()
         self.ready.set()
@@ -49,9 +52,12 @@ class FakeBackend:
         model: str | None,
         context_tokens: int | None = None,
         on_progress: Callable[[float], None] = lambda _: None,
+        *,
+        kv_type: KvType | None = None,
     ) -> ChatModel:
         self.loads.append(model)
         self.contexts.append(context_tokens)
+        self.kv_types.append(kv_type)
         on_progress(0.5)
         await self.ready.wait()
         if self._load_errors:
@@ -61,6 +67,9 @@ class FakeBackend:
 
     async def meters(self) -> Meters | None:
         return None if self.model is None else Meters(cells=4096)
+
+    async def room(self) -> Room | None:
+        return None
 
     async def forget(self, conversation: str) -> Removed:
         self.forgotten.append(conversation)

@@ -25,7 +25,7 @@ from pinyon.engine.events import Event, Failed, Finished
 from pinyon.engine.meters import Meters
 from pinyon.engine.request import GenerateRequest, Reasoning, SamplingParams, Text, Tokens
 from pinyon.models.memory.fit import Fit
-from pinyon.models.memory.kv import KvChoice
+from pinyon.models.memory.kv import KvChoice, KvType
 from pinyon.models.memory.plan import Choice, DeviceNeed, MemoryPlan
 from pinyon.models.model_record import FileIdentity, Record, Source, new_record
 from pinyon.models.store import Listing
@@ -76,6 +76,7 @@ class FakeModel:
     """As LoadedModel. While `unpaused` is not set, steps are the test's; `tokenising` set back holds prompts before they are queued."""
 
     threads = 1
+    kv_type = "f16"
     why_no_disk = ""
     compromises = ()
     state = EngineState.READY
@@ -250,6 +251,7 @@ class FakeService:
         *,
         keep_alive: KeepAlive | None = None,
         is_forced: bool = False,
+        kv_type: KvType | None = None,
     ) -> AsyncIterator[FakeModel]:
         self.kept_alive.append(keep_alive)
         if self.loaded is None or not self.loaded.is_called(name):

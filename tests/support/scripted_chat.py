@@ -48,6 +48,7 @@ class ScriptedModel:
 
     context_tokens = 4096
     threads = 1
+    kv_type = "f16"
     why_no_disk = ""
     compromises = ()
     digest = "ab" * 32
@@ -95,11 +96,14 @@ class ScriptedBackend:
     def __init__(self, script: Script) -> None:
         self.model = ScriptedModel(script)
 
-    async def load(self, *_: object) -> ScriptedModel:
+    async def load(self, *_: object, **_named: object) -> ScriptedModel:
         return self.model
 
     async def meters(self) -> Meters:
         return Meters(cells=4096, running=1)
+
+    async def room(self) -> None:
+        return None
 
     async def forget(self, _conversation: str) -> Removed:
         return Removed()

@@ -28,6 +28,8 @@ from pinyon.engine.events import Chunk, Finished, FinishReason, Progress, Remove
 from pinyon.engine.meters import Meters, Vram
 from pinyon.engine.protocol import FrameBuffer, Loading
 from pinyon.models.errors import TemplateMissingError
+from pinyon.models.memory.fit import Budget
+from pinyon.models.memory.kv import KvType
 from pinyon.models.model_record import Source
 
 NONCE = "a nonce"
@@ -41,6 +43,9 @@ METERS = Meters(cells=256, running=1, vram=(Vram("CUDA0", 1, 2),))
 BEGUN = [Progress(0, 1), Progress(1, 1), Chunk(0, "a", (1,))]
 
 
+ROOM = wire.Room(Budget(1 << 40, (("CUDA0", 5),), frozenset({"CUDA0"})), Budget(7), ("m",))
+
+
 def finished(reason):
     return Finished((reason,), Usage(1, 1), Timings(0, 0, 0), 7)
 
@@ -52,6 +57,8 @@ class FakeModel:
         self.name, self.context_tokens, self.threads, self.why_no_disk = name, 256, 2, ""
         self.record = SimpleNamespace(path=Path(f"/{name}.gguf"), name=name, source=Source.ADDED)
         self.state, self.compromises, self.memory = EngineState.READY, TOLD, wire.Memory.of(FIT, 9, TOLD)
+        self.kv_type = "q8_0"
+        self.state, self.fit, self.cache_bytes, self.compromises = EngineState.READY, FIT, 9, TOLD
         self.error = error
         self.digest = "ab" * 32
         self.may_end, self.cancelled, self.was_left = asyncio.Event(), False, False
@@ -116,6 +123,9 @@ class FakeService:
     async def meters(self, path):
         return METERS if self.loaded is not None and path == self.loaded.record.path else None
 
+    async def room(self):
+        return ROOM
+
     async def clear(self, model, before_s):
         if self.error is not None:
             raise self.error
@@ -123,8 +133,10 @@ class FakeService:
         return Removed(3, 700)
 
     @contextlib.asynccontextmanager
-    async def using(self, name, context_tokens=None, on_progress=None, *, keep_alive=None, is_forced=False):
-        self.wishes.append((context_tokens, is_forced))
+    async def using(
+        self, name, context_tokens=None, on_progress=None, *, keep_alive=None, is_forced=False, kv_type=None
+    ):
+        self.wishes.append((context_tokens, is_forced, kv_type))
         self.kept_alive.append(keep_alive)
         self.loads.set()
         if on_progress is not None:
@@ -323,10 +335,17 @@ async def test_a_prompt_that_does_not_fit_is_told_with_its_figures(client, servi
 
 @pytest.mark.parametrize(("path", "context"), [(b"/m.gguf", None), (b"/m.gguf", 256), (None, None)])
 @pytest.mark.parametrize("is_forced", [False, True])
-async def test_a_model_is_loaded_as_it_is_asked_for(client, service, path, context, is_forced):
-    loaded = wire.Loaded(b"/m.gguf", "m", 256, 2, "", "ab" * 32, TOLD)
-    assert await post(client, "load", wire.Load(path, context, is_forced)) == [loaded]
-    assert service.wishes == [(context, is_forced)]
+@pytest.mark.parametrize("kv_type", [None, KvType.Q8_0])
+async def test_a_model_is_loaded_as_it_is_asked_for(client, service, path, context, is_forced, kv_type):
+    loaded = wire.Loaded(b"/m.gguf", "m", 256, 2, "", "ab" * 32, TOLD, "q8_0")
+    assert await post(client, "load", wire.Load(path, context, is_forced, kv_type)) == [loaded]
+    assert service.wishes == [(context, is_forced, kv_type)]
+
+
+async def test_the_room_is_told_to_commands_only(client):
+    answer = await client.get("/pinyon/room", headers=KEY)
+    assert msgspec.json.decode(answer.content, type=wire.Room) == ROOM
+    assert (await client.get("/pinyon/room")).status_code == 403
 
 
 async def test_a_load_that_takes_time_shows_how_far_it_is(client, service, monkeypatch):

@@ -1,6 +1,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from textual.app import App
@@ -19,6 +20,7 @@ from pinyon.models.catalog_headers import catalog_header
 from pinyon.models.errors import DownloadError
 from pinyon.models.machine.weight_speed import ROWS, WEIGHT_TYPES, Computer, WeightSpeed
 from pinyon.models.memory.fit import Budget, Wish
+from pinyon.models.memory.kv import KvType
 
 GIB = 1 << 30
 ANY = Wish()
@@ -53,9 +55,12 @@ class Machine:
         self.arrived, self.stopped = threading.Event(), threading.Event()
         self.here = Here(Budget(GIB))
         self.contexts: list[int | None] = []
+        self.kv_types: list[KvType | None] = []
         self.may_measure = asyncio.Event()
+        self.looks = 0
 
-    def look(self) -> Here:
+    async def look(self) -> Here:
+        self.looks += 1
         return self.here
 
     async def measure(self, on_progress: Callable[[float], None]) -> None:
@@ -75,13 +80,16 @@ class Machine:
                 raise DownloadError("stopped: it goes on from the last finished part")
         self.rows = [ModelRow(name, True, row.size_bytes) if row.name == name else row for row in self.rows]
 
-    async def load(self, name: str, context: int | None, on_progress: Callable[[float], None]) -> None:
+    async def load(
+        self, name: str, context: int | None, kv_type: KvType | None, on_progress: Callable[[float], None]
+    ) -> None:
         on_progress(0.25)
         if self.refusal is not None:
             raise self.refusal
         await self.may_load.wait()
         self.loaded.append(name)
         self.contexts.append(context)
+        self.kv_types.append(kv_type)
 
 
 class Chat(App[None]):
@@ -207,6 +215,7 @@ async def test_a_refusal_is_told_and_another_model_can_be_taken(refusal: Excepti
         await app.until(pilot, lambda: len(app.table()) == 1)
         await pilot.press("enter")
         await app.until(pilot, lambda: app.note == "[/x] is served")
+        await app.until(pilot, lambda: app.machine.looks == 2)
         app.machine.refusal = None
         app.machine.may_load.set()
         await pilot.press("enter")
@@ -291,7 +300,7 @@ async def test_the_types_of_kv_are_compared() -> None:
         await app.until(pilot, lambda: len(app.verdict) > 2)
         for kind in ("f16", "q8_0", "q4_0"):
             await pilot.press("k")
-            await app.until(pilot, lambda kind=kind: f"k KV: {kind}, to compare" in app.keys)
+            await app.until(pilot, lambda kind=kind: f"k KV: {kind} " in app.keys)
             assert app.verdict[2] == f"fits with 8,192 tokens of context, KV in {kind}"
         await pilot.press("k")
         await pilot.pause()
@@ -306,6 +315,33 @@ async def test_the_chosen_context_is_loaded_up_to_what_the_model_was_trained_for
         await pilot.press("right_square_bracket", "enter")  # 32,768
         await app.until(pilot, lambda: app.results == ["smollm2"])
     assert app.machine.contexts == [8_192]
+
+
+async def test_the_chosen_type_of_kv_is_loaded_unless_the_model_cannot_have_it() -> None:
+    sizes = known("smollm2").sizes
+    assert sizes is not None
+    odd = replace(sizes, kept=replace(sizes.kept, head_elements=(80,)))
+    machine = Machine(known("smollm2"), replace(known("gemma3:270m"), sizes=odd))
+    machine.may_load.set()
+    for keys, name in ((("k", "k", "enter"), "smollm2"), (("k", "k", "down", "enter"), "gemma3:270m")):
+        app = Chat(machine)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await app.until(pilot, lambda app=app: len(app.table()) == 2 and len(app.verdict) > 2)
+            await pilot.press(*keys)
+            await app.until(pilot, lambda app=app, name=name: app.results == [name])
+    assert machine.kv_types == [KvType.Q8_0, None]
+
+
+async def test_what_would_leave_memory_counts_as_free_and_that_is_said() -> None:
+    app = Chat(Machine(known("smollm2"), known("qwen2.5-coder:1.5b")), current="smollm2")
+    app.machine.here = Here(Budget(2 * GIB), None, Budget(GIB), ("smollm2",))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await app.until(pilot, lambda: len(app.table()) == 2 and app.table()[1][4] != "")
+        assert not any("in memory" in line for line in app.verdict), "it is there itself"
+        await pilot.press("down")
+        line = "not beside what is in memory: smollm2 will leave, once idle"
+        await app.until(pilot, lambda: line in app.verdict)
+        assert app.table()[1][5] != "no fit"
 
 
 async def test_speeds_are_measured_on_the_spot() -> None:

@@ -78,9 +78,9 @@ def test_nothing_is_told_about_a_cache_before_the_first_answer():
 
 def test_the_context():
     class Model:
-        name, context_tokens = "fake", 4096
+        name, context_tokens, kv_type = "fake", 4096, "q8_0"
 
-    assert context_report(111, Model()) == "111 of 4,096 tokens used, 3,985 left (fake)"
+    assert context_report(111, Model()) == "111 of 4,096 tokens used, 3,985 left (fake, KV in q8_0)"
 
 
 def test_what_was_chosen_is_told():

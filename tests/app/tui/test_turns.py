@@ -11,6 +11,7 @@ from pinyon.app.named_options import NamedOptions
 from pinyon.app.tui.draft import Draft
 from pinyon.engine.errors import EngineCrashedError
 from pinyon.models.errors import ModelNotFoundError, TemplateMissingError
+from pinyon.models.memory.kv import KvType
 
 
 async def test_how_far_a_prompt_is_is_known_until_its_answer_begins(make_talk):
@@ -142,12 +143,12 @@ async def test_another_model_is_loaded_for_the_next_answer(make_talk):
 
 async def test_a_model_that_cannot_be_loaded_leaves_the_one_before(make_talk):
     talk = make_talk()
-    await talk.dialogue.load("first", None, lambda _fraction: None)
+    await talk.dialogue.load("first", None, None, lambda _fraction: None)
     talk.backend._load_errors.append(ModelNotFoundError("no such model"))
     with pytest.raises(ModelNotFoundError):
-        await talk.dialogue.load("other", None, lambda _fraction: None)
+        await talk.dialogue.load("other", None, None, lambda _fraction: None)
     talk.backend.ready.clear()
-    loading = asyncio.create_task(talk.dialogue.load("large", None, lambda _fraction: None))
+    loading = asyncio.create_task(talk.dialogue.load("large", None, None, lambda _fraction: None))
     await asyncio.sleep(0)
     loading.cancel()
     await asyncio.wait((loading,))
@@ -156,15 +157,16 @@ async def test_a_model_that_cannot_be_loaded_leaves_the_one_before(make_talk):
     assert talk.backend.loads == ["first", "other", "large", "first"]
 
 
-async def test_a_context_that_was_loaded_is_the_one_from_then_on(make_talk):
+async def test_a_context_and_a_type_of_kv_that_were_loaded_are_those_from_then_on(make_talk):
     talk = make_talk()
-    await talk.dialogue.load("first", 8192, lambda _fraction: None)
+    await talk.dialogue.load("first", 8192, KvType.Q8_0, lambda _fraction: None)
     talk.backend._load_errors.append(ModelNotFoundError("no such model"))
     with pytest.raises(ModelNotFoundError):
-        await talk.dialogue.load("other", 4096, lambda _fraction: None)
-    assert talk.dialogue.context == 8192
+        await talk.dialogue.load("other", 4096, KvType.Q4_0, lambda _fraction: None)
+    assert (talk.dialogue.context, talk.dialogue.kv_type) == (8192, KvType.Q8_0)
     await talk.says("one")
     assert talk.backend.contexts == [8192, 4096, 8192]
+    assert talk.backend.kv_types == ["q8_0", "q4_0", "q8_0"]
 
 
 async def test_a_model_is_not_changed_under_an_answer(make_talk):
@@ -172,7 +174,7 @@ async def test_a_model_is_not_changed_under_an_answer(make_talk):
     talk.dialogue.say(Draft("one"))
     await talk.listener.on_text.wait()
     with pytest.raises(UsageError, match="stop it"):
-        await talk.dialogue.load("other", None, lambda _fraction: None)
+        await talk.dialogue.load("other", None, None, lambda _fraction: None)
 
 
 async def test_after_an_engine_has_died_the_model_is_loaded_again(make_talk):
