@@ -89,6 +89,7 @@ class World:
         self.store.resize(ram_cap, disk_cap)
         self.store.settled().result(30)
         self.store.work()
+        settle(self.disk)
         self.files.peak_bytes = folder_bytes(self.folder)
 
     def settle_all(self) -> None:

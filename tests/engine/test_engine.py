@@ -503,7 +503,7 @@ def random_world(seed):
     return world
 
 
-SEEDS = range(30)
+SEEDS = range(40)
 
 
 def test_random_traffic_gives_every_request_its_own_answer():
