@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pinyon.engine.request import Grammar, Priority, SamplingParams
+from pinyon.engine.request import Grammar, Priority, SamplingParams, Speculate
 from pinyon.models.chat_template import Message
 
 
@@ -58,8 +58,8 @@ def new_id() -> str:
 class Ask(msgspec.Struct, frozen=True):
     """What is wanted: `n` answers to one prompt. `max_tokens` None means until the context ends.
 
-    `logprobs`, `use_cache`, `private`, `deterministic`, `namespace`, `conversation`, `priority`, `client`, `ttft_deadline_s` and
-    `ignore_eos` are as in the engine's request; `deterministic` None is what the settings say. `id` names the request from here to
+    `logprobs`, `use_cache`, `private`, `deterministic`, `namespace`, `conversation`, `priority`, `client`, `ttft_deadline_s`, `speculate` and
+    `ignore_eos` are as in the engine's request; `deterministic` and `speculate` None are what the settings say. `id` names the request from here to
     the engine.
     """
 
@@ -78,5 +78,6 @@ class Ask(msgspec.Struct, frozen=True):
     priority: Priority = Priority.INTERACTIVE
     client: str = ""
     ttft_deadline_s: float | None = None
+    speculate: Speculate | None = None
     ignore_eos: bool = False
     id: str = msgspec.field(default_factory=new_id)

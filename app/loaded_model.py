@@ -19,7 +19,7 @@ from pinyon.engine.estimate import Estimate
 from pinyon.engine.events import Event
 from pinyon.engine.grammar_check import GrammarChecker
 from pinyon.engine.meters import Meters
-from pinyon.engine.request import GenerateRequest, Reasoning, Text, Tokens
+from pinyon.engine.request import GenerateRequest, Reasoning, Speculate, Text, Tokens
 from pinyon.engine.weights_digest import MEMORY_NAME, known_digest
 from pinyon.models.chat_template import ChatTemplate, Message
 from pinyon.models.machine.ram import read_ram
@@ -53,6 +53,7 @@ class LoadedModel:
         held: Callable[[], AbstractContextManager[object]],
         kv_folder: Path,
         deterministic: bool,
+        speculate: Speculate,
         why_no_disk: str = "",
     ) -> None:
         self.record = record
@@ -67,6 +68,7 @@ class LoadedModel:
         self._sandbox = sandbox
         self._grammars = grammars
         self._deterministic = deterministic
+        self._speculate = speculate
         self._template = ChatTemplate(info.chat_template, info.bos, info.eos)
         self._tags = reasoning_tags(info.chat_template)
         self._turn_end: tuple[str, ...] | None = None
@@ -190,6 +192,7 @@ class LoadedModel:
             priority=ask.priority,
             client=ask.client,
             ttft_deadline_s=ask.ttft_deadline_s,
+            speculate=ask.speculate or self._speculate,
             ignore_eos=ask.ignore_eos,
         )
 

@@ -106,6 +106,7 @@ class Slot(Resident):
             held=lambda: self._held(self),
             kv_folder=kit.folders.kv,
             deterministic=kit.settings.deterministic,
+            speculate=kit.settings.speculate,
             why_no_disk=kit.kv.why_no_disk,
         )
 

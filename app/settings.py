@@ -13,6 +13,7 @@ from platformdirs import PlatformDirs
 
 from pinyon.app.errors import SettingsError
 from pinyon.engine.config import ANSWER_WITHIN_S, KvType, Limits
+from pinyon.engine.request import Speculate
 
 _LIMITS = Limits()
 _OTHER_VARIABLES = {"PINYON_HOME", "PINYON_PREBUILT"}
@@ -116,7 +117,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`model` is used where none is named; `context` and `threads` None mean what suits the model and the machine.
 
     `cache_ram_mib` and `cache_disk_mib` cap what computed prompts may take beside the context; 0 switches that off.
-    `deterministic` is for requests that do not say. `history` keeps conversations. `urls` allows commands to attach what a
+    `deterministic` and `speculate` are for requests that do not say. `history` keeps conversations. `urls` allows commands to attach what a
     URL names. `max_queued` answers may wait, `max_queued_per_client` of one client; a step keeps nobody who reads waiting for more
     than `stall_ms`, and a request for more than `long_request_share` of the context is long, as in the engine's limits; an engine that gives no
     sign of life for `engine_timeout_s` is started again. `kv_type` and `gpu_layers` None are chosen so that the model fits, with `headroom_mib`
@@ -129,6 +130,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_ram_mib: _AtLeastZero | None = None
     cache_disk_mib: _AtLeastZero | None = None
     deterministic: bool = False
+    speculate: Speculate = Speculate.AUTO
     history: bool = True
     urls: bool = False
     max_queued: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = _LIMITS.queue

@@ -5,6 +5,7 @@ from typing import cast
 
 import msgspec
 
+from pinyon.engine.draft_report import draft_report
 from pinyon.engine.events import Finished, FinishReason, Timings, Usage
 from pinyon.engine.request import SEED_LIMIT, GenerateRequest, SamplingParams
 from pinyon.engine.sampler import drawn_seed
@@ -33,7 +34,7 @@ class Answer:
         """The choices that go on."""
         return [choice for choice in self._choices if not choice.done]
 
-    def finished(self) -> Finished:
+    def finished(self, why_no_drafts: str = "") -> Finished:
         """Return the last event, when every choice has finished."""
         choices = self._choices
         usage = Usage(
@@ -43,7 +44,8 @@ class Answer:
             choices[0].cached_tokens,
         )
         reasons = tuple(cast("FinishReason", choice.reason) for choice in choices)
-        return Finished(reasons, usage, self._timings(), choices[0].seed, choices[0].cache_report())
+        drafts = draft_report([choice.drafting for choice in choices], why_no_drafts)
+        return Finished(reasons, usage, self._timings(), choices[0].seed, choices[0].cache_report(), drafts)
 
     def _timings(self) -> Timings:
         end = max(choice.ended or 0.0 for choice in self._choices)

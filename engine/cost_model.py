@@ -74,8 +74,8 @@ class CostModel:
         """Return what a step takes after which so many tokens are `chosen`."""
         return self._steps.seconds(rows, span) + chosen * self._sampling_s_per_row.value
 
-    def steps_s(self, rows: NDArray[np.intp], spans: Floats, chosen: int = 0) -> Floats:
-        """Return as step_s for several numbers of rows, each with its span."""
+    def steps_s(self, rows: NDArray[np.intp], spans: Floats, chosen: int | Floats = 0) -> Floats:
+        """Return as step_s for several numbers of rows, each with its span, and its number of tokens chosen if they differ."""
         return self._steps.seconds_of(rows, spans) + chosen * self._sampling_s_per_row.value
 
     def cell_s(self, rows: int) -> float:

@@ -12,7 +12,7 @@ import msgspec
 from pinyon.engine.admission import Admission
 from pinyon.engine.answer import Answer, choice_sampling
 from pinyon.engine.answer_memory import AnswerMemory
-from pinyon.engine.batch import Batch
+from pinyon.engine.batch import Batch, Slice
 from pinyon.engine.cache_notes import CacheNotes, Note
 from pinyon.engine.calibration import Calibration
 from pinyon.engine.config import LONG_TEXT_CHARS
@@ -25,7 +25,8 @@ from pinyon.engine.gate import Constraint
 from pinyon.engine.kv_folder import DiskTier
 from pinyon.engine.meters import Meters
 from pinyon.engine.native import Candidates, Logits
-from pinyon.engine.request import GenerateRequest, Grammar, Prompt, Tokens, text_chars
+from pinyon.engine.prefix_tree import common_length
+from pinyon.engine.request import GenerateRequest, Grammar, Prompt, Speculate, Tokens, text_chars
 from pinyon.engine.sampler import Sampler
 from pinyon.engine.scheduler import Scheduler
 from pinyon.engine.sequence import Sequence
@@ -33,6 +34,7 @@ from pinyon.engine.service_meters import ServiceMeters
 from pinyon.engine.shared_kv import SharedKv
 from pinyon.engine.vocab import Vocab
 
+NO_DRAFTS: Final = "what this model has computed cannot be taken back token by token"
 KEPT_WITHIN_S: Final = 1.0
 """How long after the end of a request all that it leaves has been kept."""
 
@@ -192,6 +194,7 @@ class Engine:
             waiting=waiting,
             curve=self._costs.curve,
             service=self._service.counted(preempted=self._scheduler.preemptions),
+            no_drafts=NO_DRAFTS if self._scheduler.speculation is None else "",
         )
 
     def cancel(self, request_id: str) -> list[Emitted]:
@@ -247,6 +250,7 @@ class Engine:
                 self._kv.leave_no_trace(sequence)
         removed = self._kv.forget(conversation)
         self._past_answers.forget(conversation)
+        self._forget_drafts()
         return Forgetting(removed, self._then(lambda notes, files: notes.forget(conversation, files)))
 
     def forget_before(self, time_s: float) -> Forgetting:
@@ -264,7 +268,13 @@ class Engine:
         time_s += max((end - until + KEPT_WITHIN_S for end in ends), default=0.0)
         removed = self._kv.forget_before(time_s)
         self._past_answers.forget_before(time_s)
+        self._forget_drafts()
         return Forgetting(removed, self._then(lambda notes, files: notes.forget_before(time_s, files)))
+
+    def _forget_drafts(self) -> None:
+        """Forget all answers that drafts are made from, also of others: they only make some answers quicker."""
+        if self._scheduler.speculation is not None:
+            self._scheduler.speculation.forget()
 
     def _open(self) -> list[Sequence]:
         return [sequence for answer in self._answers.values() for sequence in answer.open]
@@ -310,25 +320,33 @@ class Engine:
     def _apply(self, batch: Batch, logits: Logits) -> list[Emitted]:
         started = self._clock()
         emitted: list[Emitted] = []
-        row = 0
+        row = chosen = 0
         for piece in batch.slices:
-            sequence, wants_logits = piece.sequence, piece.wants_logits
-            row += wants_logits
-            if not sequence.done:  # another choice of its request may have failed in this loop
-                emitted += self._advance(sequence, logits[row - 1] if wants_logits else None)
-        if row:
-            self._costs.measure_sampling(row, self._clock() - started)
+            rows = logits[row : row + piece.outputs]
+            row += piece.outputs
+            if not piece.sequence.done:  # another choice of its request may have failed in this loop
+                known = len(piece.sequence.tokens)
+                emitted += self._advance(piece, rows)
+                chosen += len(piece.sequence.tokens) - known
+        if chosen:
+            self._costs.measure_sampling(chosen, self._clock() - started)
         return emitted
 
-    def _advance(self, sequence: Sequence, logits: Logits | None) -> list[Emitted]:
+    def _advance(self, piece: Slice, logits: Logits) -> list[Emitted]:
+        sequence = piece.sequence
         events = sequence.progress()
-        if logits is not None:
-            before = sequence.last_token
+        if piece.outputs:
+            before, known = sequence.last_token, len(sequence.tokens)
             try:
-                events += sequence.take(logits)
+                events += sequence.take(logits, piece.draft)
             except EngineError as error:
                 return self._tag(sequence, events) + self._fail_answer(sequence.request.id, error)
-            self._took_token(sequence, before)
+            tokens = sequence.tokens[known:]
+            self._took_tokens(sequence, before, len(tokens))
+            if piece.draft:
+                self._kv.checked(sequence, common_length(piece.draft, tokens))
+            if self._scheduler.speculation is not None:
+                self._scheduler.speculation.took(sequence, tokens)
         return self._leave(sequence, events) if sequence.done else self._tag(sequence, events)
 
     def _fail(self, batch: Batch, error: EngineError) -> list[Emitted]:
@@ -344,10 +362,10 @@ class Engine:
             self._scheduler.release(sequence, keep=False)
         return [*emitted, (request_id, error.as_event())]
 
-    def _took_token(self, sequence: Sequence, before: float | None) -> None:
-        """Take note of when a token came: long after the one before, or, if it is the first, when it was expected and wanted."""
+    def _took_tokens(self, sequence: Sequence, before: float | None, tokens: int) -> None:
+        """Take note of when tokens came: how long after the one before, or, if it is the first, when it was expected and wanted."""
         if before is not None and sequence.last_token is not None:
-            self._service.take_token(sequence.last_token - before)
+            self._service.take_tokens(sequence.last_token - before, tokens)
         if before is not None or sequence.index:
             return
         answer, deadline_s = self._answers[sequence.request.id], sequence.request.ttft_deadline_s
@@ -360,7 +378,7 @@ class Engine:
         """Take out a choice that has finished; the last one finishes its request."""
         self._scheduler.release(sequence)
         answer = self._answers[sequence.request.id]
-        finished = None if answer.open else answer.finished()
+        finished = None if answer.open else answer.finished(self._why_no_drafts(sequence.request))
         if finished is not None:
             del self._answers[sequence.request.id]
             self._service.take_answer(finished)
@@ -370,7 +388,17 @@ class Engine:
             self._remember(sequence, finished)
         return self._tag(sequence, events)
 
+    def _why_no_drafts(self, request: GenerateRequest) -> str:
+        if self._scheduler.speculation is None:
+            return NO_DRAFTS
+        if request.speculate is Speculate.OFF:
+            return "it is switched off"
+        return "a deterministic answer is computed token by token" if request.deterministic else ""
+
     def _remember(self, sequence: Sequence, finished: Finished | None) -> None:
+        """Keep what an answer may be of use for: its spelling, its report, its text for drafts."""
+        if self._scheduler.speculation is not None:
+            self._scheduler.speculation.ended(sequence)
         request, prompt_tokens = sequence.request, sequence.prompt_tokens
         spellings = self._past_answers.remember(request.namespace, sequence.tokens, prompt_tokens, request.conversation)
         if self._notes is not None:

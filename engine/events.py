@@ -6,6 +6,7 @@ from typing import TypeAlias
 import msgspec
 
 from pinyon.engine.cache_report import CacheReport
+from pinyon.engine.draft_report import DraftReport
 
 
 class FinishReason(StrEnum):
@@ -104,7 +105,7 @@ class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """The answer is complete. `reasons` has one entry a choice; `seed` is the first choice's, given or drawn, None if nothing was.
 
-    `cache` is about the first choice's prompt.
+    `cache` is about the first choice's prompt, `speculation` about all choices.
     """
 
     reasons: tuple[FinishReason, ...]
@@ -112,6 +113,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     timings: Timings
     seed: int | None
     cache: CacheReport = CacheReport()
+    speculation: DraftReport = DraftReport()
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

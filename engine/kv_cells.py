@@ -18,6 +18,7 @@ class KvMemory(Protocol):
 
     def copy_sequence(self, source: int, target: int, start: int, end: int) -> None: ...
     def remove_sequence(self, sequence_id: int) -> None: ...
+    def cut_sequence(self, sequence_id: int, length: int) -> None: ...
     def first_position(self, sequence_id: int) -> int: ...
     def clear_memory(self) -> None: ...
 
@@ -124,6 +125,11 @@ class KvCells:
     def grow(self, leaf: Leaf, tokens: Sequence[int]) -> None:
         """Count tokens whose KV a sequence has got."""
         self._tree.extend(leaf, tokens)
+
+    def cut(self, leaf: Leaf) -> None:
+        """Free the cells that a sequence has got beyond what is counted."""
+        for sequence_id in self.ids_of(leaf.sequence_id):
+            self._memory.cut_sequence(sequence_id, leaf.length)
 
     def rest(self, leaf: Leaf) -> None:
         """Keep what a request leaves behind, as long as there is room; what others hold as well is dropped at once."""

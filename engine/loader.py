@@ -21,6 +21,7 @@ from pinyon.engine.config import (
 from pinyon.engine.constraint import GrammarCompiler
 from pinyon.engine.context_shape import ContextShape, context_shape
 from pinyon.engine.cost_model import CostModel
+from pinyon.engine.drafters import SuffixDrafter
 from pinyon.engine.engine import Engine
 from pinyon.engine.errors import InvalidRequestError, ModelLoadError
 from pinyon.engine.kv_blocks import KvBlocks
@@ -30,6 +31,7 @@ from pinyon.engine.request import SamplingParams
 from pinyon.engine.runner import Runner
 from pinyon.engine.scheduler import Scheduler
 from pinyon.engine.shared_kv import SharedKv
+from pinyon.engine.speculation import Speculation
 from pinyon.engine.step_budget import StepBudget
 from pinyon.engine.vocab import Vocab
 from pinyon.engine.weights_digest import file_identity
@@ -92,7 +94,8 @@ def load_engine(
     store = BlockStore(config.kv_ram_cap_bytes, awaits_disk=config.kv_folder is not None)
     cells, kv = _shared_kv(store, context, costs, context_tokens, shape, guarded_window)
     budget = StepBudget(costs, max_rows=shape.batch_rows, stall_s=config.limits.stall_s)
-    scheduler = Scheduler(kv, budget, config.limits)
+    speculation = None if shape.needs_checkpoints else Speculation(SuffixDrafter(), outputs=shape.sequence_ids)
+    scheduler = Scheduler(kv, budget, config.limits, speculation=speculation)
     admission = Admission(scheduler, kv, costs, budget, config.limits)
     grammars = GrammarCompiler(model.vocabulary, vocab.eog_tokens)
     runner = Runner(context, shape.batch_rows, cells.ids_of)

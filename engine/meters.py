@@ -43,6 +43,8 @@ class Service(msgspec.Struct, frozen=True):
     Answers by the seconds that they waited in the queue (`queue_s`), and to their first token (`ttft_s`), and by those of a token after
     it (`tpot_s`, a mean); tokens by how long after the one before they came (`token_s`); steps by seconds and by rows.
 
+    Of answers that have ended: `draft_steps` steps after their prompts, in which `drafted` tokens were drafted and `accepted` of these came true.
+
     How fast steps of one row were (`one_row`: an answer alone), of eight, and of PROMPT_ROWS or more, which only prompts have.
     """
 
@@ -52,6 +54,9 @@ class Service(msgspec.Struct, frozen=True):
     in_time: int = 0
     late: int = 0
     slow_steps: int = 0
+    draft_steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
     queue_s: Counts = Counts()
     ttft_s: Counts = Counts()
     tpot_s: Counts = Counts()
@@ -69,6 +74,7 @@ class Meters(msgspec.Struct, frozen=True):
 
     `kv_ram_bytes` and `kv_disk_bytes` are in blocks beside the context. Rates are as measured, 0 while unknown. `rss_bytes` is
     the engine process', `available_bytes` what this machine could still give to programs, which the service adds. `curve` is what steps cost here.
+    `no_drafts` says why no tokens can be drafted for this model; empty where they can.
     """
 
     cells: int = 0
@@ -85,3 +91,4 @@ class Meters(msgspec.Struct, frozen=True):
     vram: tuple[Vram, ...] = ()
     service: Service = Service()
     curve: Curve | None = None
+    no_drafts: str = ""

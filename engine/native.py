@@ -443,6 +443,10 @@ class Context:
         """Take a sequence out of its cells; those that no other one shares are free."""
         lib.llama_memory_seq_rm(self._memory, sequence_id, -1, -1)
 
+    def cut_sequence(self, sequence_id: int, length: int) -> None:
+        """Take a sequence out of its cells from a position on."""
+        lib.llama_memory_seq_rm(self._memory, sequence_id, length, -1)
+
     def clear_memory(self) -> None:
         """Take all sequences out of their cells. The next row gets the first cell, as in a new context."""
         lib.llama_memory_clear(self._memory, False)

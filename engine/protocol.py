@@ -15,7 +15,7 @@ from pinyon.engine.events import Event, Failed, FailureKind
 from pinyon.engine.meters import Meters
 from pinyon.engine.request import GenerateRequest, Text, Tokens
 
-VERSION: Final = 5
+VERSION: Final = 6
 HEADER_BYTES: Final = 4
 MAX_FRAME_BYTES: Final = 64 << 20
 

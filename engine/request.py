@@ -108,6 +108,14 @@ class Priority(StrEnum):
     BATCH = "batch"
 
 
+class Speculate(StrEnum):
+    """Whether tokens are drafted ahead: as it pays, from the text alone, or not at all. Answers are the same."""
+
+    AUTO = "auto"
+    SUFFIX = "suffix"
+    OFF = "off"
+
+
 class GenerateRequest(msgspec.Struct, frozen=True):
     """One prompt, and `n` answers to generate; the seeds of the choices follow one another.
 
@@ -125,7 +133,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     runs alone, and reuses only what was computed for such requests.
 
     The machine is shared fairly between clients; `client` says whose it is. Where the first token cannot be expected within
-    `ttft_deadline_s` seconds, it is refused at once.
+    `ttft_deadline_s` seconds, it is refused at once. `speculate` says whether tokens are drafted ahead.
     """
 
     id: str
@@ -146,6 +154,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     priority: Priority = Priority.INTERACTIVE
     client: str = ""
     ttft_deadline_s: float | None = None
+    speculate: Speculate = Speculate.AUTO
 
     def checked(self, vocab_size: int) -> Self:
         """Return self, or raise InvalidRequestError naming the first field that is out of range."""

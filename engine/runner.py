@@ -15,7 +15,7 @@ class Runner:
         self._buffer = RowBuffer(batch_rows, ids_per_row=len(ids_of(0)))
 
     def run(self, batch: Batch) -> Logits:
-        """Compute the batch; return logits of shape (slices that want them, vocabulary), in slice order.
+        """Compute the batch; return logits of shape (rows that want them, vocabulary), in row order.
 
         Raises:
             NativeError: the decode failed; no sequence of the batch can go on.
@@ -26,13 +26,11 @@ class Runner:
         outputs: list[int] = []
         for piece in batch.slices:
             sequence, start = piece.sequence, piece.sequence.computed
-            end = start + piece.rows
-            tokens += sequence.tokens[start:end]
-            positions += range(start, end)
+            tokens += piece.tokens
+            positions += range(start, start + piece.rows)
             assert sequence.leaf is not None, "only admitted sequences are scheduled"
             sequence_ids += [self._ids_of(sequence.leaf.sequence_id)] * piece.rows
-            if piece.wants_logits:
-                outputs.append(len(tokens) - 1)
+            outputs += range(len(tokens) - piece.outputs, len(tokens))
         rows = len(tokens)
         buffer = self._buffer
         buffer.tokens[:rows] = tokens

@@ -9,7 +9,7 @@ others and the newest before the older ones, and go on later: what they had comp
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Final
 
@@ -22,6 +22,7 @@ from pinyon.engine.fair_share import FairShare
 from pinyon.engine.request import GenerateRequest, Priority
 from pinyon.engine.sequence import ComingPrefix, Sequence, State
 from pinyon.engine.shared_kv import SharedKv
+from pinyon.engine.speculation import Speculation
 from pinyon.engine.step_budget import Step, StepBudget
 
 MIN_SHARED_TOKENS: Final = 16
@@ -52,10 +53,12 @@ class Scheduler:
         budget: StepBudget,
         limits: Limits,
         lengths: AnswerLengths | None = None,
+        speculation: Speculation | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._kv = kv
         self._budget = budget
+        self.speculation = speculation
         self._clock = clock
         self._shares = {priority: FairShare() for priority in Priority}
         self._long_share = limits.long_share
@@ -224,18 +227,28 @@ class Scheduler:
     # What they compute
 
     def _slices(self) -> Iterator[Slice]:
-        """Yield decoding rows and prompts, the urgent ones' first, as many as the step has time for."""
+        """Yield the rows of answers, with drafts if nobody's prompt has to be computed, then prompts, as many as the step has time for."""
         runnable = [each for each in self.in_order(self.running) if not each.is_restoring]
         urgent = [each for each in runnable if self.is_urgent(each)]
         others = [each for each in runnable if not self.is_urgent(each)]
         step = self._budget.step([each.computed for each in urgent if each.state is State.DECODE], self._kv.used_cells)
+        answers: list[Sequence] = []
+        prompts: list[Slice] = []
         for group in (urgent, others):
             for sequence in group:
                 length, is_due = sequence.computed, group is urgent or step.is_empty
                 if sequence.state is State.DECODE and (is_due or step.has_room(length)):
                     step.take(1, length, chosen=1)
-                    yield Slice.of(sequence, 1)
-            yield from self._prompt_slices(group, step)
+                    answers.append(sequence)
+            prompts += self._prompt_slices(group, step)
+        drafts = self._drafts(answers, step) if not prompts else {}
+        yield from (Slice.of_answer(each, tuple(drafts.get(each, ()))) for each in answers)
+        yield from prompts
+
+    def _drafts(self, answers: list[Sequence], step: Step) -> Mapping[Sequence, Iterable[int]]:
+        if self.speculation is None or not answers:
+            return {}
+        return self.speculation.drafts(answers, step, self._kv.cells - self._kv.held_cells - len(answers))
 
     def _prompt_slices(self, group: list[Sequence], step: Step) -> Iterator[Slice]:
         """Yield as much of the prompts as there is time for; one joins a started chunk only if all that is left of it fits."""

@@ -1,19 +1,20 @@
 """One request on its way: its tokens, how many of them are computed, and the text that comes of them."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
 from pinyon.engine.cache_report import SHOWN_TOKENS, CacheReport, Gap, Miss
 from pinyon.engine.divergence import explained
+from pinyon.engine.draft_report import DraftTally
 from pinyon.engine.events import Chunk, Event, FinishReason, PositionLogprobs, Progress
 from pinyon.engine.gate import Constraint, Gate
 from pinyon.engine.kv_blocks import Restore
 from pinyon.engine.logprobs import position_logprobs
 from pinyon.engine.native import Logits
 from pinyon.engine.prefix_tree import Leaf
-from pinyon.engine.request import GenerateRequest
+from pinyon.engine.request import GenerateRequest, Speculate
 from pinyon.engine.sampler import Sampler
 from pinyon.engine.text_stream import NOTHING, TextStream, Visible
 from pinyon.engine.vocab import Vocab
@@ -108,6 +109,7 @@ class Sequence:
         self._unsent_from = self.prompt_tokens
         self._unsent_logprobs: list[PositionLogprobs] = []
         self._unsent = NOTHING
+        self.drafting = DraftTally()
         self.created = self._clock()
         self.admitted: float | None = None
         self.first_token: float | None = None
@@ -186,6 +188,11 @@ class Sequence:
         """How many tokens the answer may still get."""
         return self._answer_limit - self.completion_tokens
 
+    @property
+    def may_draft(self) -> bool:
+        """Whether tokens may be drafted for it. A deterministic one has its rows one by one, always."""
+        return self.request.speculate is not Speculate.OFF and not self.request.deterministic and self.answer_room > 1
+
     def admit(self, leaf: Leaf, restore: Restore | None = None, gap: Gap | None = None) -> None:
         """Start with what the leaf holds, and with what comes back; `gap` is where that ends."""
         self.leaf, self.restore = leaf, restore
@@ -212,29 +219,39 @@ class Sequence:
         self._reported = done
         return [Progress(done, self.prompt_tokens, self.cached_tokens)]
 
-    def take(self, logits: Logits) -> list[Event]:
-        """Choose the next token from the last row's logits; return what became visible. At the end of the answer, set `reason`."""
-        token = self._sampler.choose(logits if self._gate is None else self._gate.allowed(logits))
+    def take(self, logits: Logits, draft: Iterable[int] = ()) -> list[Event]:
+        """Choose the tokens that follow, one from each row of logits (of shape (rows, vocabulary)) as long as the draft foresaw them, and
+        one more; return what became visible. At the end of the answer, set `reason`.
+        """
+        for row, foreseen in zip(logits, (*draft, None), strict=True):
+            token = self._sampler.choose(row if self._gate is None else self._gate.allowed(row))
+            if (reason := self._took(token, row)) is not None:
+                return self.finish(reason)
+            if token != foreseen:
+                break
+        return self._chunk()
+
+    def _took(self, token: int, logits: Logits) -> FinishReason | None:
+        """Add a chosen token; return why the answer ends with it, if it does."""
         self.last_token = self._clock()
         self.first_token = self.first_token or self.last_token
         if self._vocab.is_eog(token) and not self.request.ignore_eos:
-            return self.finish(FinishReason.STOP)
+            return FinishReason.STOP
         self._push(token, logits)
         if self._text.stopped:
-            return self.finish(FinishReason.STOP)
+            return FinishReason.STOP
         if self._gate is not None:
             self._gate.take(token)
             if self._gate.is_complete:
-                return self.finish(FinishReason.STOP)
-        if self.completion_tokens >= self._answer_limit:
-            return self.finish(FinishReason.LENGTH)
-        return self._chunk()
+                return FinishReason.STOP
+        return FinishReason.LENGTH if self.completion_tokens >= self._answer_limit else None
 
     def _push(self, token: int, logits: Logits) -> None:
         """Add a token; count it to the thoughts or to the answer."""
         was_thinking = self._text.in_reasoning
         self.tokens.append(token)
-        self._unsent = self._text.push(self._tag_bytes.get(token) or self._vocab.token_bytes(token))
+        shown = self._text.push(self._tag_bytes.get(token) or self._vocab.token_bytes(token))
+        self._unsent = Visible(self._unsent.text + shown.text, self._unsent.reasoning + shown.reasoning)
         if was_thinking:
             self.reasoning_tokens += 1
         elif self._text.in_reasoning:  # the tokens that nothing was shown for were those of the tag

@@ -26,6 +26,7 @@ class ServiceMeters:
         self._tpot_s, self._token_s = Tally(TOKEN_S), Tally(TOKEN_S)
         self._step_s, self._rows = Tally(STEP_S), Tally(ROWS)
         self._one_row = self._eight_rows = self._prompt_rows = Pace()
+        self._draft_steps = self._drafted = self._accepted = 0
         self._slow_steps = self._cancelled = self._refused = self._in_time = self._late = 0
 
     def take_step(self, rows: int, seconds: float, predicted_s: float) -> None:
@@ -43,17 +44,21 @@ class ServiceMeters:
             print(f"a step of {rows} rows took {seconds:.1f} s, {predicted_s:.2f} s were predicted", file=sys.stderr)
 
     def take_answer(self, finished: Finished) -> None:
-        """Count an answer's times."""
-        usage, timings = finished.usage, finished.timings
+        """Count an answer's times and drafts."""
+        usage, timings, drafts = finished.usage, finished.timings, finished.speculation
+        self._draft_steps += drafts.steps
+        self._drafted += drafts.drafted
+        self._accepted += drafts.accepted
         self._queue_s.add(timings.queue_s)
         if usage.completion_tokens:
             self._ttft_s.add(timings.queue_s + timings.prefill_s)
         if (later := usage.completion_tokens // len(finished.reasons) - 1) > 0:
             self._tpot_s.add(timings.decode_s / later)
 
-    def take_token(self, seconds: float) -> None:
-        """Count a token that came so long after the one before it."""
-        self._token_s.add(seconds)
+    def take_tokens(self, seconds: float, tokens: int) -> None:
+        """Count tokens that came together, so long after the one before them."""
+        for number in range(tokens):
+            self._token_s.add(0.0 if number else seconds)
 
     def take_first_token(self, *, is_late: bool) -> None:
         """Count a first token, of a request that was promised one in time."""
@@ -75,6 +80,9 @@ class ServiceMeters:
             in_time=self._in_time,
             late=self._late,
             slow_steps=self._slow_steps,
+            draft_steps=self._draft_steps,
+            drafted=self._drafted,
+            accepted=self._accepted,
             queue_s=self._queue_s.counts,
             ttft_s=self._ttft_s.counts,
             tpot_s=self._tpot_s.counts,

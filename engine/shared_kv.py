@@ -242,20 +242,27 @@ class SharedKv:
         return self._cells.make_room(cells)
 
     def take(self, batch: Batch, seconds: float) -> None:
-        """Take note of what a batch computed, and for how long."""
+        """Take note of what a batch computed, and for how long. Of drafts nothing is kept until they are `checked`."""
         self._costs.measure_step(batch.rows, self.span(batch.read), seconds)
         self._rent_s += self._costs.cell_s(batch.rows)
         for piece in batch.slices:
             sequence, leaf = piece.sequence, piece.sequence.leaf
             assert leaf is not None, "only admitted sequences are scheduled"
-            self._cells.grow(leaf, sequence.tokens[leaf.length : leaf.length + piece.rows])
+            self._cells.grow(leaf, sequence.tokens[leaf.length : leaf.length + piece.rows - len(piece.draft)])
             if leaf.length in sequence.stops:
                 started = self._clock()
                 self._blocks.take_checkpoint(leaf)
                 self._save_credit_s = max(self._save_credit_s - (self._clock() - started), -MAX_CREDIT_S)
-            if sequence.request.deterministic and piece.wants_logits:
+            if sequence.request.deterministic and piece.outputs:
                 self._blocks.save_all_of(leaf)  # the prompt; an answer's tokens are not computed in blocks
         self._save_credit_s = min(self._save_credit_s + SAVE_SHARE * seconds, MAX_CREDIT_S)
+
+    def checked(self, sequence: Choice, accepted: int) -> None:
+        """Keep the KV of so many drafted tokens, which are a sequence's own now, and none of the others."""
+        assert sequence.leaf is not None, "it was computed"
+        length = sequence.leaf.length
+        self._cells.grow(sequence.leaf, sequence.tokens[length : length + accepted])
+        self._cells.cut(sequence.leaf)
 
     def rest(self, sequence: Choice) -> None:
         """Keep what a sequence leaves behind, as long as there is room."""

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pinyon.engine.block import BLOCK_TOKENS
 from pinyon.engine.cost_model import CostModel
-from pinyon.engine.step_cost import LONGEST_S, span_of
+from pinyon.engine.step_cost import LONGEST_S, Floats, span_of
 
 GROUP: Final = 4
 """Kernels work in groups of so many rows."""
@@ -55,6 +56,21 @@ class Step:
         self._rows += rows
         self._chosen += chosen
         self._read += rows * (length + rows // 2)
+
+    @property
+    def room(self) -> int:
+        """How many more rows a step can hold."""
+        return self._budget.max_rows - self._rows
+
+    @property
+    def draft_limit_s(self) -> float:
+        """How long the step may take with drafts. Who is alone gets so many tokens at once that nobody waits."""
+        return max(self._limit_s, LONGEST_S) if self._chosen == 1 else self._limit_s
+
+    def seconds_with(self, rows: NDArray[np.intp], chosen: Floats) -> Floats:
+        """Return what the step takes with so many more rows that read as much as those which it has, and so many tokens chosen in all."""
+        spans = np.full(len(rows), span_of(self._read / self._rows, self._used))
+        return self._budget.costs.steps_s(self._rows + rows, spans, chosen)
 
     def has_room(self, length: int) -> bool:
         """Whether one more decoding row keeps the limit, that of a sequence of so many tokens."""

@@ -13,6 +13,7 @@ from pinyon.app.api.sse import data_event
 from pinyon.app.ask import Ask
 from pinyon.app.loaded_model import LoadedModel
 from pinyon.engine.cache_report import CacheReport
+from pinyon.engine.draft_report import DraftReport
 from pinyon.engine.events import Chunk, Event, Failed, Finished, FinishReason, PositionLogprobs, Progress, Usage
 
 
@@ -47,20 +48,21 @@ class TimingsShown(msgspec.Struct, frozen=True):
 
 
 class Extras(msgspec.Struct, frozen=True):
-    """What Pinyon tells beyond the API: the fields without effect, the seed that was used, where the time went, and what of the
-    prompt did not have to be computed.
+    """What Pinyon tells beyond the API: the fields without effect, the seed that was used, where the time went, what of the
+    prompt did not have to be computed, and what came of drafts.
     """
 
     ignored: list[str]
     seed: int | None
     timings: TimingsShown
     cache: CacheReport
+    speculation: DraftReport
 
     @classmethod
     def of(cls, finished: Finished, ignored: list[str]) -> "Extras":
         timings = finished.timings
         rounded = TimingsShown(round(timings.queue_s, 4), round(timings.prefill_s, 4), round(timings.decode_s, 4))
-        return cls(ignored, finished.seed, rounded, finished.cache)
+        return cls(ignored, finished.seed, rounded, finished.cache, finished.speculation)
 
 
 @dataclass

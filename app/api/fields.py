@@ -22,7 +22,16 @@ from pinyon.app.keep_alive import KeepAlive
 from pinyon.app.limits import MAX_CHOICES, MAX_MODEL_NAME_CHARS, MAX_USER_STOPS
 from pinyon.engine import grammar
 from pinyon.engine.errors import InvalidRequestError
-from pinyon.engine.request import MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_TOKENS, MIN_DIVISOR, SEED_LIMIT, Grammar, Priority
+from pinyon.engine.request import (
+    MAX_LOGIT_BIAS,
+    MAX_STOP_BYTES,
+    MAX_TOKENS,
+    MIN_DIVISOR,
+    SEED_LIMIT,
+    Grammar,
+    Priority,
+    Speculate,
+)
 
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)  # not inside a literal of Lark
 SCHEMAS = "#/components/schemas/"
@@ -97,6 +106,7 @@ class SamplingFields(Fields):
     private: bool | None = None
     deterministic: bool | None = None
     priority: Literal["interactive", "batch"] | None = None
+    speculate: Literal["auto", "suffix", "off"] | None = None
     ttft_deadline_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
     keep_alive: float | Annotated[str, Field(max_length=40)] | None = None
     regex: str | None = None
@@ -183,6 +193,7 @@ class SamplingFields(Fields):
             priority=Priority(self.priority or Priority.INTERACTIVE),
             client=caller.client(self.user),
             ttft_deadline_s=self.ttft_deadline_s,
+            speculate=None if self.speculate is None else Speculate(self.speculate),
             ignore_eos=bool(self.ignore_eos),
         )
 

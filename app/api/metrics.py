@@ -72,6 +72,9 @@ _COUNTERS: Final = (
     ("pinyon_refused", "Requests that were refused since there was too much to do.", "refused"),
     ("pinyon_first_token_in_time", "First tokens within the request's deadline.", "in_time"),
     ("pinyon_first_token_late", "First tokens after the request's deadline.", "late"),
+    ("pinyon_draft_steps", "Steps of answers that could have drafted tokens.", "draft_steps"),
+    ("pinyon_drafted_tokens", "Tokens that were drafted in them.", "drafted"),
+    ("pinyon_accepted_tokens", "Drafted tokens that came true.", "accepted"),
     ("pinyon_slow_steps", "Steps that took far longer than predicted.", "slow_steps"),
 )
 _HISTOGRAMS: Final = (

@@ -10,6 +10,7 @@ from pinyon.app.cli.code_block import first_code_block
 from pinyon.app.cli.terminal import for_stdout, print_json, printable
 from pinyon.app.errors import AnswerError
 from pinyon.engine.cache_report import CacheReport
+from pinyon.engine.draft_report import DraftReport
 from pinyon.engine.events import Chunk, Finished, FinishReason, prompt_tokens_per_s, tokens_per_s
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Stats(msgspec.Struct, frozen=True):
     prompt_tokens_per_s: float
     tokens_per_s: float
     cache: CacheReport
+    speculation: DraftReport
     why_no_disk: str
 
     @classmethod
@@ -63,6 +65,7 @@ class Stats(msgspec.Struct, frozen=True):
             prompt_tokens_per_s=round(prompt_tokens_per_s(usage, timings) or 0.0, 1),
             tokens_per_s=round(tokens_per_s(usage, timings) or 0.0, 1),
             cache=finished.cache,
+            speculation=finished.speculation,
             why_no_disk=model.why_no_disk,
         )
 

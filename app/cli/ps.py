@@ -155,6 +155,7 @@ def _meter_rows(meters: Meters, speeds: _Speeds) -> list[tuple[str, str]]:
         ("cache", f"{_mb(meters.kv_ram_bytes)} in memory, {_mb(meters.kv_disk_bytes)} on disk"),
         ("speed", ", ".join(shown) or "not measured yet"),
         *_service_rows(meters.service),
+        *([("drafts", told)] if (told := _drafts(meters)) else []),
         ("memory", f"{_mb(meters.rss_bytes)} used by the engine, {_mb(meters.available_bytes)} available"),
         *(("gpu", f"{each.device}: {_mb(each.used_bytes)} of {_mb(each.total_bytes)} in use") for each in meters.vram),
     ]
@@ -192,6 +193,17 @@ def _service_rows(service: Service) -> list[tuple[str, str]]:
     given_way = ", ".join(f"{count:,} {name}" for name, count in given.items() if count)
     batch = f"{service.step_rows.total / service.step_rows.number:.1f} tokens a step"
     return [*shown, ("batch", batch), ("service", given_way or "nobody gave way or was refused")]
+
+
+def _drafts(meters: Meters) -> str:
+    """What came of tokens drafted ahead, or why there are none."""
+    service = meters.service
+    if meters.no_drafts:
+        return f"none: {meters.no_drafts}"
+    if not service.draft_steps:
+        return ""
+    per_step = 1 + service.accepted / service.draft_steps
+    return f"{service.accepted:,} of {service.drafted:,} tokens came true, {per_step:.2f} tokens a step"
 
 
 def _mb(size_bytes: int) -> str:

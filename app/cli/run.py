@@ -24,6 +24,7 @@ from pinyon.app.schema_words import schema_of
 from pinyon.app.settings import Folders, Settings, load_settings
 from pinyon.app.templates import Template, read_template
 from pinyon.engine import grammar
+from pinyon.engine.request import Speculate
 from pinyon.models import catalog
 from pinyon.models.chat_template import Message
 from pinyon.models.store import Store
@@ -89,6 +90,11 @@ _KEEPS_NOTHING = "--private, or the setting history = false"
 @click.option(
     "--deterministic", is_flag=True, help="The same prompt and seed give the same answer, whatever else was asked."
 )
+@click.option(
+    "--speculate",
+    type=click.Choice([*map(str, Speculate)]),
+    help="Draft tokens ahead where that is quicker, from the text alone, or not at all; answers are the same.",
+)
 @click.option("--no-template", is_flag=True, help="Send the text as it is, without the model's chat template.")
 @click.pass_context
 def command(
@@ -114,6 +120,7 @@ def command(
     no_cache: bool,
     private: bool,
     deterministic: bool,
+    speculate: str | None,
     no_template: bool,
 ) -> ExitCode:
     """Answer one prompt. Text from a pipe comes before the PROMPT.
@@ -171,6 +178,7 @@ def command(
         use_cache=not no_cache,
         private=private,
         deterministic=deterministic or None,
+        speculate=None if speculate is None else Speculate(speculate),
     )
     wish = Wish(
         folders,

@@ -8,6 +8,7 @@ import msgspec
 from pinyon.app.ask import SamplingChoice
 from pinyon.app.attachments import GAP
 from pinyon.engine.cache_report import CacheReport
+from pinyon.engine.draft_report import DraftReport
 from pinyon.engine.events import FinishReason, Timings, Usage
 
 
@@ -53,6 +54,7 @@ class Answered(msgspec.Struct, frozen=True):
     usage: Usage
     timings: Timings
     cache: CacheReport = CacheReport()
+    speculation: DraftReport = DraftReport()
     seed: int | None = None
     reasoning_s: float = 0.0
 

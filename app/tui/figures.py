@@ -11,6 +11,7 @@ from typing import Final
 from pinyon.app.counted import counted
 from pinyon.app.tui import amounts
 from pinyon.engine.cache_report import CacheReport
+from pinyon.engine.draft_report import DraftReport
 from pinyon.engine.events import (
     Chunk,
     Event,
@@ -34,7 +35,7 @@ class Figures:
     """Figures of an answer so far; None is not known, or not yet.
 
     TTFT is the time to the first token, TPOT the time per output token after it. `speeds` are tokens per second in
-    the last spans of SAMPLE_S, oldest first. `cache` comes with the end of the answer.
+    the last spans of SAMPLE_S, oldest first. `cache` and `drafts` come with the end of the answer.
     """
 
     ttft_s: float | None = None
@@ -47,11 +48,12 @@ class Figures:
     tokens_per_s: float | None = None
     speeds: tuple[float, ...] = ()
     cache: CacheReport | None = None
+    drafts: DraftReport | None = None
 
     @classmethod
-    def of(cls, usage: Usage, timings: Timings, cache: CacheReport) -> "Figures":
+    def of(cls, usage: Usage, timings: Timings, cache: CacheReport, drafts: DraftReport | None = None) -> "Figures":
         """Return the figures of an answer that has ended, from what the engine told or the history kept."""
-        return _ended(cls(), usage, timings, cache)
+        return _ended(cls(), usage, timings, cache, drafts)
 
 
 class AnswerMeter:
@@ -82,7 +84,7 @@ class AnswerMeter:
             case Chunk(token_ids=ids) if ids:
                 self._take_tokens(len(ids))
             case Finished():
-                self._final = _ended(self.figures(), event.usage, event.timings, event.cache)
+                self._final = _ended(self.figures(), event.usage, event.timings, event.cache, event.speculation)
             case Failed():
                 self._final = self.figures()
 
@@ -138,8 +140,18 @@ def footer(figures: Figures) -> str:
         f"TTFT {amounts.seconds(figures.ttft_s)}",
         f"cached {cached(figures)}",
         counted(figures.completion_tokens, "token"),
+        f"drafts {drafts}" if (drafts := drafted(figures)) else "",
     )
-    return " · ".join(parts)
+    return " · ".join(filter(None, parts))
+
+
+def drafted(figures: Figures) -> str:
+    """Return how many drafted tokens came true, in drafts of what length on average, and whose; nothing where there were none."""
+    drafts = figures.drafts
+    if drafts is None or not drafts.drafted:
+        return ""
+    depth = drafts.drafted / sum(steps for depth, steps in drafts.depths.items() if depth)
+    return f"{drafts.accepted:,}/{drafts.drafted:,} ({drafts.drafter}, depth {depth:.1f})"
 
 
 def cached(figures: Figures) -> str:
@@ -152,7 +164,7 @@ def cached(figures: Figures) -> str:
     return f"{text} ({named})" if named else text
 
 
-def _ended(so_far: Figures, usage: Usage, timings: Timings, cache: CacheReport) -> Figures:
+def _ended(so_far: Figures, usage: Usage, timings: Timings, cache: CacheReport, drafts: DraftReport | None) -> Figures:
     return replace(
         so_far,
         ttft_s=timings.queue_s + timings.prefill_s if usage.completion_tokens else None,
@@ -162,6 +174,7 @@ def _ended(so_far: Figures, usage: Usage, timings: Timings, cache: CacheReport) 
         completion_tokens=usage.completion_tokens,
         tokens_per_s=tokens_per_s(usage, timings),
         cache=cache,
+        drafts=drafts,
     )
 
 

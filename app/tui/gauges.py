@@ -9,7 +9,7 @@ from textual.geometry import Size
 from textual.widget import Widget
 
 from pinyon.app.tui import amounts
-from pinyon.app.tui.figures import Figures, cached
+from pinyon.app.tui.figures import Figures, cached, drafted
 from pinyon.app.tui.safe_text import safe_text
 from pinyon.engine.meters import Meters
 
@@ -60,6 +60,7 @@ GAUGES: Final = (
     ),
     Gauge("prefill", "prompt", _of_figures(lambda f: amounts.rate(f.prompt_tokens_per_s))),
     Gauge("decode", "answer", _of_figures(lambda f: f"{amounts.rate(f.tokens_per_s)} {sparkline(f.speeds)}")),
+    Gauge("drafts", "drafts", _of_figures(drafted)),
     Gauge("context", "context", _context),
     Gauge("cache", "cached", _of_figures(cached)),
     Gauge(

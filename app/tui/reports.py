@@ -27,7 +27,9 @@ def last_answered(path: Sequence[Message]) -> Message | None:
 def figures_of(message: Message) -> Figures | None:
     """Return the figures of an answer; None where it has none."""
     answered = message.answered
-    return None if answered is None else Figures.of(answered.usage, answered.timings, answered.cache)
+    return (
+        None if answered is None else Figures.of(answered.usage, answered.timings, answered.cache, answered.speculation)
+    )
 
 
 def is_at_limit(message: Message) -> bool:

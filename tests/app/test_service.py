@@ -27,7 +27,7 @@ from pinyon.engine.errors import (
     ModelQuarantinedError,
 )
 from pinyon.engine.events import FailureKind, FinishReason
-from pinyon.engine.request import Grammar, Reasoning, SamplingParams, Text
+from pinyon.engine.request import Grammar, Reasoning, SamplingParams, Speculate, Text
 from pinyon.models.chat_template import Message
 from pinyon.models.errors import TemplateMissingError, TemplateRejectedError
 from pinyon.models.machine.cores import read_cores
@@ -77,6 +77,16 @@ async def test_a_request_is_deterministic_if_it_says_so_else_if_the_settings_do(
         model = await service.load(str(tiny))
         asks = [user("x", deterministic=asked) for asked in (None, False, True)]
         assert [(await model.request(ask)).deterministic for ask in asks] == [setting, False, True]
+
+
+@pytest.mark.parametrize("setting", [Speculate.OFF, Speculate.AUTO])
+async def test_drafts_are_as_the_request_says_else_as_the_settings_do(tmp_path, tiny, setting):
+    folders = Folders.of_user({"PINYON_HOME": str(tmp_path / "home")})
+    async with Service(folders, Settings(threads=2, speculate=setting)) as service:
+        model = await service.load(str(tiny))
+        asks = [user("x", speculate=asked) for asked in (None, Speculate.SUFFIX, Speculate.OFF)]
+        asked = [(await model.request(ask)).speculate for ask in asks]
+        assert asked == [setting, Speculate.SUFFIX, Speculate.OFF]
 
 
 async def test_the_same_ask_gets_requests_of_their_own(service, tiny):

@@ -11,6 +11,7 @@ from fakes import (
     END_OF_TURN,
     EOS,
     ByteTable,
+    Oracle,
     assert_idle,
     hashed_logits,
     make_engine,
@@ -348,9 +349,9 @@ def run_alone(request, cells):
 
 
 class World:
-    """An engine with little room, and what must hold of it whatever happens. `stored_blocks` have room in RAM."""
+    """An engine with little room, and what must hold of it whatever happens. `stored_blocks` have room in RAM. Tokens may be drafted."""
 
-    def __init__(self, cells, sequence_ids, stored_blocks=0, window=0, failing=()):
+    def __init__(self, cells, sequence_ids, stored_blocks=0, window=0, failing=(), drafter=None):
         self.cells = cells
         self.made = make_engine(
             hashed_logits,
@@ -359,6 +360,7 @@ class World:
             store=make_store(stored_blocks),
             window=window,
             failing=failing,
+            drafter=drafter,
         )
         self.engine, self.runner, self.scheduler, self.kv = self.made
         self.requests = {}
@@ -489,6 +491,7 @@ def random_world(seed):
         stored_blocks=random.choice([0, 5, 50]),
         window=random.choice([0, 0, 30]),
         failing=[random.randint(0, 500)] if random.random() < 0.3 else [],
+        drafter=Oracle(hashed_logits, wrong=0.4, seed=seed) if seed % 2 else None,
     )
     for number in range(random.randint(3, 10)):
         world.submit(random_request(random, f"r{number}", world))
@@ -517,6 +520,7 @@ def test_random_traffic_gives_every_request_its_own_answer():
     assert len(finished) < len(ends), "no decode failed"
     assert sum(end.cache.resident > 0 for end in finished) >= 20
     assert sum(end.cache.ram > 0 for end in finished) >= 5
+    assert sum(end.speculation.accepted > 5 for end in finished) >= 20
 
 
 def take_out(scheduler, sequence):
@@ -609,7 +613,7 @@ class Traffic(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.world = World(cells=200, sequence_ids=3, stored_blocks=4)
+        self.world = World(cells=200, sequence_ids=3, stored_blocks=4, drafter=Oracle(hashed_logits, wrong=0.4))
 
     @rule(
         common_tokens=st.sampled_from([0, 30, 70, 130]),

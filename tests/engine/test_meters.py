@@ -7,6 +7,8 @@ from fakes import BLOCK_BYTES, make_engine, make_store, run_to_end, submit, tidi
 from kv_compare import MOVE_S, ROW_S
 
 from pinyon.engine.config import Limits
+from pinyon.engine.drafters import SuffixDrafter
+from pinyon.engine.engine import NO_DRAFTS
 from pinyon.engine.meters import Meters, Pace, Service
 from pinyon.engine.request import GenerateRequest, SamplingParams, Text
 from pinyon.engine.tally import Counts
@@ -18,10 +20,10 @@ def ask(name, prompt, **fields):
 
 def test_an_engine_that_has_done_nothing_holds_nothing_and_knows_no_speed():
     meters = make_engine(cells=1024).engine.meters()
-    assert msgspec.structs.replace(meters, service=Service()) == Meters(cells=1024)
+    assert msgspec.structs.replace(meters, service=Service()) == Meters(cells=1024, no_drafts=NO_DRAFTS)
     values = msgspec.structs.astuple(meters.service)
     counts = [value.number for value in values if isinstance(value, Counts)]
-    assert (counts, [value for value in values if isinstance(value, int)]) == ([0] * 6, [0] * 6)
+    assert (counts, [value for value in values if isinstance(value, int)]) == ([0] * 6, [0] * 9)
     assert [value for value in values if isinstance(value, Pace)] == [Pace()] * 3
 
 
@@ -86,3 +88,16 @@ def test_blocks_are_told_by_where_they_are_and_speeds_as_they_were_measured():
     assert meters.kv_disk_bytes > 2 * BLOCK_BYTES, "a file has a head as well"
     assert meters.prefill_tokens_per_s * ROW_S == pytest.approx(1, rel=0.1)
     assert round(meters.restore_bytes_per_s * MOVE_S / BLOCK_BYTES, 6) == 1
+
+
+def test_drafts_are_counted():
+    made = make_engine(lambda _name, _tokens, generated: ord("a") + generated % 9, drafter=SuffixDrafter())
+    run_to_end(made.engine, ask("a", "x", max_tokens=100))
+    meters = made.engine.meters()
+    service = meters.service
+    assert meters.no_drafts == ""
+    assert service.drafted >= service.accepted > 60
+    assert service.draft_steps == 99 - service.accepted, (
+        "each step gives one token more than came true; the prompt's gave the first"
+    )
+    assert make_engine().engine.meters().no_drafts == NO_DRAFTS

@@ -42,7 +42,7 @@ def step(made):
     made.take(batch)
     made._kv.take(batch, 1.0)
     for piece in batch.slices:
-        if piece.wants_logits:
+        if piece.outputs:
             piece.sequence.tokens.append(98)
     check(made)
     return rows

@@ -21,8 +21,9 @@ VOCAB = Vocab(ByteTable())
 
 
 def row(token):
-    logits = np.zeros(ByteTable.size, np.float32)
-    logits[token] = 10
+    """Logits of one row, for this token."""
+    logits = np.zeros((1, ByteTable.size), np.float32)
+    logits[0, token] = 10
     return logits
 
 
@@ -377,7 +378,7 @@ def test_the_text_of_a_token_that_the_grammar_cannot_take_is_shown_before_the_fa
 def test_a_model_that_ends_its_turn_in_thoughts_goes_on_where_a_grammar_awaits_the_answer():
     def tired(wish):
         logits = row(END_OF_TURN)
-        logits[wish] = 9
+        logits[0, wish] = 9
         return logits
 
     made = thinking_sequence("{}")

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from pinyon.engine.block import BLOCK_TOKENS
@@ -83,3 +84,22 @@ def test_rows_cost_what_they_read_and_a_little_of_what_they_pass_over():
     assert step.chunk_rows(8000) == 1, "32 ms for passing over 8,000 cells four times, 10 for the step, 80 a row"
     assert step.chunk_rows(0) == 12
     assert (step.has_room(8000), step.has_room(20_000)) == (True, False)
+
+
+@pytest.mark.parametrize(("reading", "limit_s"), [(1, LONGEST_S), (2, 0.15), (4, 0.15)])
+def test_drafts_may_take_long_only_where_nobody_else_waits(reading, limit_s):
+    step = budget(0.001).step([100] * reading, 400)
+    for _ in range(reading):
+        step.take(1, 100, chosen=1)
+    assert step.draft_limit_s == limit_s
+    assert step.room == 512 - reading
+
+
+def test_what_a_step_takes_with_drafts():
+    made = budget(0.002)
+    made.costs.measure_sampling(1, 0.1)
+    step = made.step([100, 100], 400)
+    for _ in range(2):
+        step.take(1, 100, chosen=1)
+    seconds = step.seconds_with(np.array([0, 6, 30]), np.array([2.0, 4.5, 10.0]))
+    assert seconds == pytest.approx([0.014 + 0.2, 0.026 + 0.45, 0.074 + 1.0], rel=0.01)

@@ -9,11 +9,13 @@ import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
 from fake_disk import FakeDisk
 from kv_compare import PrefixMemory, StatefulMemory, compare_blocks, compare_kv
+from numpy.typing import NDArray
 
 from pinyon.engine.admission import Admission
 from pinyon.engine.answer_lengths import AnswerLengths
@@ -22,6 +24,7 @@ from pinyon.engine.block_store import BLOCK_TOKENS, BlockStore
 from pinyon.engine.checkpoints import Checkpoints
 from pinyon.engine.config import Limits
 from pinyon.engine.cost_model import CostModel
+from pinyon.engine.drafters import Drafter, Proposal
 from pinyon.engine.engine import Emitted, Engine
 from pinyon.engine.errors import NativeError
 from pinyon.engine.events import Chunk, Event, Finished
@@ -30,7 +33,9 @@ from pinyon.engine.kv_cells import KvCells
 from pinyon.engine.native import Logits, SpecialTokens
 from pinyon.engine.request import GenerateRequest, Grammar
 from pinyon.engine.scheduler import Scheduler
+from pinyon.engine.sequence import Sequence as Choice
 from pinyon.engine.shared_kv import SharedKv
+from pinyon.engine.speculation import Speculation
 from pinyon.engine.step_budget import Step, StepBudget
 from pinyon.engine.vocab import Vocab
 
@@ -133,14 +138,15 @@ class KvRunner:
             sequence, leaf = piece.sequence, piece.sequence.leaf
             assert leaf is not None, "scheduled without a sequence id"
             ids, start = self._ids_of(leaf.sequence_id), sequence.computed
-            tokens = [BOS] * piece.rows if fails else sequence.tokens[start : start + piece.rows]
+            tokens = [BOS] * piece.rows if fails else piece.tokens
             assert self.memory.last_position(leaf.sequence_id) == start - 1, "the sequence and its cells disagree"
             assert self.memory.compute(ids, tokens), "more cells used than there are"
-            if piece.wants_logits and not fails:
+            if piece.outputs and not fails:
                 kv = self.memory.tokens_of(leaf.sequence_id)
-                assert kv == sequence.tokens
-                generated = len(kv) - sequence.prompt_tokens
-                rows.append(self._row(self._next_token(sequence.request.id, kv, generated)))
+                assert kv == [*sequence.tokens, *piece.draft]
+                for end in range(len(kv) - piece.outputs + 1, len(kv) + 1):
+                    generated = end - sequence.prompt_tokens
+                    rows.append(self._row(self._next_token(sequence.request.id, kv[:end], generated)))
         if fails:
             raise NativeError("llama_decode returned -3")
         self._logits = np.array(rows, np.float32).reshape(len(rows), ByteTable.size)
@@ -208,6 +214,9 @@ class OneChunk(Step):
     def chunk_rows(self, length: int) -> int:
         return BLOCK_TOKENS
 
+    def seconds_with(self, rows: NDArray[np.intp], chosen: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.ones(len(rows))
+
 
 class WholeChunks(StepBudget):
     """A chunk of one block for each step."""
@@ -247,8 +256,9 @@ def make_engine(
     limits: Limits | None = None,
     budget: StepBudget | None = None,
     clock: Callable[[], float] | None = None,
+    drafter: Drafter | None = None,
 ) -> MadeEngine:
-    """Return an engine whose steps have a chunk of 64 rows, whatever it costs, unless a budget says otherwise.
+    """Return an engine whose steps have a chunk of 64 rows, whatever it costs, unless a budget says otherwise; all that is drafted is taken.
 
     Its clock is the memory's, which goes on as it computes, unless there is another one.
     """
@@ -257,13 +267,48 @@ def make_engine(
     kv = make_kv(memory, sequence_ids, store, window=window, costs=costs)
     runner = KvRunner(memory, next_token, failing, kv._cells.ids_of)
     budget = budget or WholeChunks()
-    scheduler = Scheduler(kv, budget, limits, NextChunk(), memory.clock)
+    speculation = None if drafter is None else Speculation(drafter, outputs=64)
+    scheduler = Scheduler(kv, budget, limits, NextChunk(), speculation, memory.clock)
     admission = Admission(scheduler, kv, costs, budget, limits, memory.clock)
     vocab = Vocab(ByteTable(adds_bos=adds_bos))
     engine = Engine(
-        vocab, runner, scheduler, admission, kv, costs, cells, LiteralConstraint, clock=clock or memory.clock
+        vocab,
+        runner,
+        scheduler,
+        admission,
+        kv,
+        costs,
+        cells,
+        LiteralConstraint,
+        clock=clock or memory.clock,
     )
     return MadeEngine(engine, runner, scheduler, kv)
+
+
+class Oracle:
+    """A drafter that knows the model, and is wrong now and then; a draft has up to `depth` tokens. `taken` says how many tokens followed at a time."""
+
+    name = "oracle"
+
+    def __init__(self, next_token: Next, *, depth: int = 8, wrong: float = 0.2, seed: int = 0) -> None:
+        self._next_token, self._depth, self._wrong = next_token, depth, wrong
+        self._random = Random(seed)
+        self.taken: list[int] = []
+
+    def propose(self, sequence: Choice, limit: int) -> Proposal:
+        tokens = [*sequence.tokens]
+        for _ in range(self._random.randint(0, min(limit, self._depth))):
+            row = self._next_token(sequence.request.id, tokens, len(tokens) - sequence.prompt_tokens)
+            likely = row if isinstance(row, int) else int(row.argmax())
+            tokens.append(ord("?") if self._random.random() < self._wrong else likely)
+        drafted = tokens[len(sequence.tokens) :]
+        return Proposal(drafted, np.ones(len(drafted)))
+
+    def took(self, sequence: Choice, tokens: Sequence[int]) -> None:
+        self.taken.append(len(tokens))
+
+    def ended(self, sequence: Choice) -> None: ...
+    def forget(self) -> None: ...
 
 
 class LiteralConstraint:

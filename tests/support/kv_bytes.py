@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
-from pinyon.engine.batch import Batch
+from pinyon.engine.batch import Batch, Slice
 from pinyon.engine.block import BLOCK_TOKENS
 from pinyon.engine.engine import BatchRunner
 from pinyon.engine.loader import LoadedEngine
@@ -87,9 +87,10 @@ class KvWitness:
             self.hits[tier] += cells > 0
             self.cells[tier] += cells
 
-    def record(self, sequence: Sequence, start: int, end: int) -> None:
-        """Take for true what has just been computed for some of a request's tokens."""
-        for position, tokens in enumerate(_chain(sequence.tokens[:end])):
+    def record(self, piece: Slice) -> None:
+        """Take for true what has just been computed for some of a request's tokens, and for those drafted after them."""
+        sequence, start = piece.sequence, piece.sequence.computed
+        for position, tokens in enumerate(_chain([*sequence.tokens[:start], *piece.tokens])):
             if position >= start:
                 state = self._export(sequence.leaf.sequence_id, position, position + 1)
                 assert state != self._nothing, f"nothing was computed for position {position}"
@@ -108,20 +109,20 @@ class _WatchedRunner:
     def __init__(self, witness: KvWitness, runner: BatchRunner) -> None:
         self._witness = witness
         self._runner = runner
-        self._known: dict[Sequence, tuple[Leaf, int]] = {}
-        """The sequences that were computed in, and how far they were then. One that is not as it was has begun anew."""
+        self._known: dict[Sequence, tuple[Leaf, range]] = {}
+        """The sequences that were computed in, and how far they may be since then. One that is not has begun anew."""
 
     def run(self, batch: Batch) -> Logits:
         for piece in batch.slices:
             sequence = piece.sequence
-            known = self._known.get(sequence)
-            if known != (sequence.leaf, sequence.computed):
-                self._witness.compare_begun(sequence, is_new=known is None)
+            leaf, lengths = self._known.get(sequence, (None, range(0)))
+            if leaf is not sequence.leaf or sequence.computed not in lengths:
+                self._witness.compare_begun(sequence, is_new=leaf is None)
         logits = self._runner.run(batch)
         for piece in batch.slices:
-            sequence, start = piece.sequence, piece.sequence.computed
-            self._witness.record(sequence, start, start + piece.rows)
-            self._known[sequence] = sequence.leaf, start + piece.rows
+            self._witness.record(piece)
+            end = piece.sequence.computed + piece.rows
+            self._known[piece.sequence] = piece.sequence.leaf, range(end - len(piece.draft), end + 1)
         return logits
 
 

@@ -60,6 +60,11 @@ class UnifiedMemory:
         for cell in self.cells:
             cell.ids.discard(sequence_id)
 
+    def cut_sequence(self, sequence_id: int, length: int) -> None:
+        for cell in self.cells:
+            if cell.position >= length:
+                cell.ids.discard(sequence_id)
+
     def clear_memory(self) -> None:
         for cell in self.cells:
             cell.ids.clear()

@@ -85,6 +85,7 @@ class Cells:
 
     def copy_sequence(self, source: int, target: int, start: int, end: int) -> None: ...
     def remove_sequence(self, sequence_id: int) -> None: ...
+    def cut_sequence(self, sequence_id: int, length: int) -> None: ...
     def clear_memory(self) -> None: ...
     def first_position(self, sequence_id: int) -> int:
         return 0
@@ -246,7 +247,7 @@ class Load:
             weight = ANSWER_WEIGHT if piece.sequence.state is State.DECODE else PROMPT_WEIGHT
             self.service[piece.sequence.request.client] += weight * piece.rows
         self.now += true_s * self.machine.noise()
-        logits = np.zeros((sum(piece.wants_logits for piece in batch.slices), ByteTable.size), np.float32)
+        logits = np.zeros((sum(piece.outputs for piece in batch.slices), ByteTable.size), np.float32)
         logits[:, ord("x")] = 1
         return logits
 

@@ -7,7 +7,8 @@ from http_asking import CHAT, COMPLETIONS, chat_body, text_body
 from sse_stream import check_chunks, strict_json
 
 from pinyon.engine import grammar
-from pinyon.engine.request import MAX_CHOICES, Reasoning
+from pinyon.engine.engine import NO_DRAFTS
+from pinyon.engine.request import MAX_CHOICES, Reasoning, Speculate
 
 OPENED = Reasoning("<think>", ("</think>",), opened=True)
 SCHEMA = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
@@ -56,6 +57,8 @@ async def test_a_whole_answer_has_openai_s_shape(api):
     assert isinstance(document.pop("created"), int)
     timings = document["pinyon"].pop("timings")
     assert list(timings) == ["queue_s", "prefill_s", "decode_s"]
+    drafts = {"drafter": "", "steps": 0, "tokens": 0, "drafted": 0, "accepted": 0, "depths": {}, "gain": 1.0}
+    assert document["pinyon"].pop("speculation") == {**drafts, "off": NO_DRAFTS}
     assert document == {
         "object": "chat.completion",
         "model": "fake",
@@ -115,6 +118,13 @@ async def test_a_deterministic_request_is_deterministic_in_the_engine(api):
     for deterministic in (True, False, None):
         await api.post(CHAT, chat_body(deterministic=deterministic))
     assert [ask.deterministic for ask in api.server.model.asked] == [True, False, None]
+
+
+async def test_drafts_are_as_they_are_asked_for(api):
+    for speculate in ("off", "suffix", "auto", None):
+        await api.post(CHAT, chat_body(speculate=speculate))
+    assert [ask.speculate for ask in api.server.model.asked] == [Speculate.OFF, Speculate.SUFFIX, Speculate.AUTO, None]
+    assert (await api.refused(CHAT, chat_body(speculate="deep")))["param"] == "speculate"
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS.values(), ids=ODD_TEXTS.keys())

@@ -48,6 +48,7 @@ SAMPLING = {
     "private": BOOL,
     "deterministic": BOOL,
     "priority": "",
+    "speculate": "",
     "ttft_deadline_s": "1 2 1.5 1.0",
     "ignore_eos": BOOL,
     "keep_alive": "0 -1 1 2 1.5 1.0 -0.0 1e-400 2147483647 2147483648 4294967294 4294967295 9223372036854775808"

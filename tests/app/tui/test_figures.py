@@ -2,6 +2,7 @@ import pytest
 
 from pinyon.app.tui.figures import SAMPLES, AnswerMeter, Figures, footer
 from pinyon.engine.cache_report import CacheReport
+from pinyon.engine.draft_report import DraftReport
 from pinyon.engine.events import Chunk, Failed, FailureKind, Finished, FinishReason, Progress, Timings, Usage
 
 
@@ -112,6 +113,12 @@ def test_a_failure_freezes_what_was_measured() -> None:
 def test_figures_of_a_kept_answer_are_those_of_its_end() -> None:
     kept = Figures.of(FINISHED.usage, FINISHED.timings, FINISHED.cache)
     assert footer(kept) == "40.0 tok/s · TTFT 0.40 s · cached 512/530 (context 480, disk 32) · 101 tokens"
+
+
+def test_the_footer_tells_what_came_of_drafts() -> None:
+    drafts = DraftReport("suffix", 40, 70, 60, 30, {0: 20, 2: 10, 4: 10})
+    figures = Figures.of(FINISHED.usage, FINISHED.timings, FINISHED.cache, drafts)
+    assert footer(figures).endswith("101 tokens · drafts 30/60 (suffix, depth 3.0)")
 
 
 def test_footer_of_an_answer_of_one_token_or_none() -> None:

@@ -4,6 +4,7 @@ from textual.app import App, ComposeResult
 from pinyon.app.tui.figures import Figures
 from pinyon.app.tui.gauges import GAUGES, Gauge, Gauges, sparkline
 from pinyon.engine.cache_report import CacheReport
+from pinyon.engine.draft_report import DraftReport
 from pinyon.engine.meters import Meters, Service, Vram
 
 METERS = Meters(
@@ -32,6 +33,7 @@ FIGURES = Figures(
     tokens_per_s=38.2,
     speeds=(10.0, 20.0, 40.0),
     cache=CacheReport(resident=480, disk=32),
+    drafts=DraftReport("suffix", 40, 70, 60, 30, {0: 20, 2: 10, 4: 10}),
 )
 
 
@@ -58,6 +60,7 @@ def test_every_figure_of_the_list() -> None:
         "tpot": "p50 24 ms, p95 31 ms",
         "prefill": "912 tok/s",
         "decode": "38.2 tok/s ▃▅█",
+        "drafts": "30/60 (suffix, depth 3.0)",
         "context": "600 used, 7,592 left",
         "cache": "512/530 (context 480, disk 32)",
         "cells": "10% in use, 50% kept",
