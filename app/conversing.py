@@ -175,7 +175,7 @@ def _answered(model: "Model", ask: Ask, event: Finished, reasoning_s: float) -> 
         usage=event.usage,
         timings=event.timings,
         cache=event.cache,
-        speculation=event.speculation,
         seed=event.seed,
         reasoning_s=reasoning_s,
+        speculation=event.speculation,
     )

@@ -8,8 +8,8 @@ from pinyon.engine.native import Context, RowBuffer
 from pinyon.engine.step_cost import LONGEST_S
 
 BUDGET_S: Final = 1.5
-ROWS: Final = (1, 1, 4, 16, 64, 8, 32, 128, 2)
-"""In this order; the first step of all does not count."""
+ROWS: Final = (1, 1, 4, 16, 64, 8, 32, 128, 2, 64, 32, 16, 48, 64, 24, 12)
+"""In this order, as far as there is time; the first step of all does not count. A curve far from the first guess is not learned at once."""
 
 
 class Calibration:

@@ -93,7 +93,8 @@ _KEEPS_NOTHING = "--private, or the setting history = false"
 @click.option(
     "--speculate",
     type=click.Choice([*map(str, Speculate)]),
-    help="Draft tokens ahead where that is quicker, from the text alone, or not at all; answers are the same.",
+    metavar="HOW",
+    help="Draft tokens ahead: auto, suffix (from text that is there already) or off.",
 )
 @click.option("--no-template", is_flag=True, help="Send the text as it is, without the model's chat template.")
 @click.pass_context

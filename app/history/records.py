@@ -54,9 +54,9 @@ class Answered(msgspec.Struct, frozen=True):
     usage: Usage
     timings: Timings
     cache: CacheReport = CacheReport()
-    speculation: DraftReport = DraftReport()
     seed: int | None = None
     reasoning_s: float = 0.0
+    speculation: DraftReport = DraftReport()
 
 
 class Message(msgspec.Struct, frozen=True):

@@ -190,6 +190,8 @@ async def test_the_server_s_model_is_used_as_if_it_was_loaded_here(folders, back
     foretold = await model.estimate(ask())
     assert (foretold.prompt_tokens, foretold.resident) == (end.usage.prompt_tokens, len(TALK) - 1)
     assert len(model.digest) == 64
+    while not (await backend.meters()).kv_ram_bytes:
+        await asyncio.sleep(0.01)
     assert (await backend.forget("talk")).blocks in {1, 2}, "its end may not have been stored yet"
     assert (await model.estimate(ask())).cached == 0
     assert (await backend.load(str(other))).name == "other"

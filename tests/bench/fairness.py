@@ -20,7 +20,14 @@ CONTEXT_TOKENS = 8192
 
 def body(user: str, dice: random.Random, words: int, tokens: int) -> dict[str, object]:
     prompt = " ".join(f"word{dice.randrange(10_000)}" for _ in range(words))
-    return {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "user": user}
+    return {
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "speculate": "off",
+        "user": user,
+    }
 
 
 async def flood(client: httpx.AsyncClient, dice: random.Random, until: asyncio.Event) -> None:

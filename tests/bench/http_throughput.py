@@ -38,7 +38,7 @@ class Side:
         """Answer the prompts while the other is idle; return how many tokens they have."""
         cpu_before = other._server.family_cpu_s()
         bodies = [
-            {"prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0, "cache_prompt": False}
+            {"prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0, "cache_prompt": False, "speculate": "off"}
             for prompt in prompts
         ]
         answers, elapsed = await wave(self._server, "/v1/completions", bodies)

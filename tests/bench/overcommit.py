@@ -21,7 +21,7 @@ from kv_bytes import KvDiffersError, KvWitness
 from pinyon.engine.config import EngineConfig, Limits
 from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import NativeLog
-from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
+from pinyon.engine.request import GenerateRequest, SamplingParams, Speculate, Tokens
 from pinyon.models.machine.cores import read_cores
 
 REQUESTS = 16
@@ -53,7 +53,12 @@ def main() -> None:
 
             requests = [
                 GenerateRequest(
-                    f"{number}", (Tokens(drawn(PROMPT_TOKENS)),), SamplingParams(), ANSWER_TOKENS, ignore_eos=True
+                    f"{number}",
+                    (Tokens(drawn(PROMPT_TOKENS)),),
+                    SamplingParams(),
+                    ANSWER_TOKENS,
+                    ignore_eos=True,
+                    speculate=Speculate.OFF,
                 )
                 for number in range(REQUESTS)
             ]

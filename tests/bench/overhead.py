@@ -15,7 +15,7 @@ from pinyon.engine import protocol
 from pinyon.engine.config import EngineConfig
 from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import Context, NativeLog
-from pinyon.engine.request import GenerateRequest, SamplingParams, Text
+from pinyon.engine.request import GenerateRequest, SamplingParams, Speculate, Text
 from pinyon.engine.sampler import Sampler
 from pinyon.models.machine.cores import read_cores
 
@@ -34,6 +34,7 @@ def outside_ms(loaded: LoadedEngine, batch: int, inside: Stopwatch) -> list[floa
             SamplingParams(temperature=0),
             max_tokens=STEPS + batch,
             ignore_eos=True,
+            speculate=Speculate.OFF,
             use_cache=False,
         )
         engine.submit(engine.prepare(request))

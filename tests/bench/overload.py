@@ -36,7 +36,13 @@ class Outcome:
 
 def body(dice: random.Random, deadline_s: float | None) -> dict[str, object]:
     words = " ".join(f"word{dice.randrange(10_000)}" for _ in range(dice.randint(10, 80)))
-    asked = {"prompt": words, "max_tokens": dice.randint(20, 100), "temperature": 0, "ignore_eos": True}
+    asked = {
+        "prompt": words,
+        "max_tokens": dice.randint(20, 100),
+        "temperature": 0,
+        "ignore_eos": True,
+        "speculate": "off",
+    }
     return asked if deadline_s is None else {**asked, "ttft_deadline_s": deadline_s}
 
 

@@ -18,7 +18,7 @@ from pinyon.engine.config import EngineConfig
 from pinyon.engine.events import Chunk, Failed, Finished
 from pinyon.engine.grammar import json_schema
 from pinyon.engine.grammar_check import GrammarChecker
-from pinyon.engine.request import GenerateRequest, Grammar, SamplingParams, Text
+from pinyon.engine.request import GenerateRequest, Grammar, SamplingParams, Speculate, Text
 from pinyon.models.machine.cores import read_cores
 
 BATCHES = (1, 8)
@@ -66,6 +66,7 @@ async def decode_rate(client: EngineClient, batch: int, grammar: Grammar | None,
             SamplingParams(temperature=0),
             max_tokens=ANSWER_TOKENS,
             ignore_eos=grammar is None,
+            speculate=Speculate.OFF,
             grammar=grammar,
             use_cache=False,
         )

@@ -13,6 +13,7 @@ import numpy as np
 from common import finish, say
 
 from pinyon.engine.acceptance import Acceptance
+from pinyon.engine.calibration import ROWS as CALIBRATED
 from pinyon.engine.cost_model import CostModel
 from pinyon.engine.draft_depth import depths
 from pinyon.engine.step_cost import LONGEST_S
@@ -90,7 +91,7 @@ def fixed_speed(machine: Callable[[int], float], texts: Sequence[Text], depth: i
 def controlled_speed(machine: Callable[[int], float], texts: Sequence[Text], dice: random.Random) -> float:
     """Return tokens a second as the controller decides."""
     costs, everywhere = CostModel(), Acceptance()
-    for rows in (1, 1, 4, 16, 64, 8, 32, 128, 2):  # as the calibration does
+    for rows in CALIBRATED:
         costs.measure_step(rows, 0, machine(rows) * dice.lognormvariate(0, NOISE))
     acceptances = [Acceptance(everywhere) for _ in texts]
     places, ends = [0] * len(texts), [2] * len(texts)

@@ -21,7 +21,7 @@ from serving import Server, llama_server, pinyon_server, streamed
 from pinyon.engine.config import EngineConfig
 from pinyon.engine.loader import LoadedEngine, load_engine
 from pinyon.engine.native import NativeLog
-from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
+from pinyon.engine.request import GenerateRequest, SamplingParams, Speculate, Tokens
 from pinyon.engine.step_budget import Step, StepBudget
 from pinyon.models.machine.cores import read_cores
 
@@ -51,7 +51,7 @@ class FixedRows(StepBudget):
 
 
 def request(name: str, tokens: tuple[int, ...], max_tokens: int) -> GenerateRequest:
-    return GenerateRequest(name, (Tokens(tokens),), GREEDY, max_tokens, ignore_eos=True)
+    return GenerateRequest(name, (Tokens(tokens),), GREEDY, max_tokens, ignore_eos=True, speculate=Speculate.OFF)
 
 
 def timed_step(loaded: LoadedEngine) -> tuple[int, float]:
@@ -108,7 +108,13 @@ def stalled(
 async def over_http(server: Server, question: list[int]) -> tuple[float, float]:
     """Return the 99th percentile of the gaps between a reader's tokens while the prompt is computed, and the prompt's TTFT."""
     async with httpx.AsyncClient(base_url=server.url, timeout=None) as client:
-        body = {"prompt": "A story about a river:", "max_tokens": 1500, "temperature": 0, "ignore_eos": True}
+        body = {
+            "prompt": "A story about a river:",
+            "max_tokens": 1500,
+            "temperature": 0,
+            "ignore_eos": True,
+            "speculate": "off",
+        }
         until = asyncio.Event()
         readers = [asyncio.create_task(streamed(client, "/v1/completions", body, until)) for _ in range(READERS)]
         await asyncio.sleep(5)

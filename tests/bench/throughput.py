@@ -17,7 +17,7 @@ from pinyon.engine.client import EngineClient
 from pinyon.engine.config import EngineConfig
 from pinyon.engine.context_shape import MAX_SEQUENCES
 from pinyon.engine.events import Failed, Finished, FinishReason
-from pinyon.engine.request import GenerateRequest, SamplingParams, Tokens
+from pinyon.engine.request import GenerateRequest, SamplingParams, Speculate, Tokens
 from pinyon.models.machine.cores import read_cores
 
 BATCHES = (1, 4, 8, 16)
@@ -39,6 +39,7 @@ async def engine_seconds(client: EngineClient, tokens: list[list[int]], sampling
             sampling,
             max_tokens=ANSWER_TOKENS,
             ignore_eos=True,
+            speculate=Speculate.OFF,
             use_cache=False,
         )
         async for event in client.generate(request):

@@ -99,7 +99,7 @@ async def test_the_engine_s_meters_are_gauges_where_a_model_is_loaded(make_api):
 
 def test_each_meter_has_a_gauge():
     counted_at_the_door = {"running", "waiting"}
-    assert {field for _, _, field in _GAUGES} | counted_at_the_door | {"vram", "service", "curve"} == {
+    assert {field for _, _, field in _GAUGES} | counted_at_the_door | {"vram", "service", "curve", "no_drafts"} == {
         *Meters.__struct_fields__
     }
     only_in_ps = {"one_row", "eight_rows", "prompt_rows"}  # the curve tells more of what steps cost

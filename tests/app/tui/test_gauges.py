@@ -98,11 +98,11 @@ async def test_a_grid_as_wide_as_the_screen_lets_it() -> None:
             "TTFT     0.41 s                        TPOT     p50 24 ms, p95 31 ms",
             "prompt   912 tok/s                     answer   38.2 tok/s ▃▅█",
         ]
-        assert len(lines(app.gauges)) == 5
+        assert len(lines(app.gauges)) == 6
         await pilot.resize_terminal(40, 24)
         await pilot.pause()
         assert lines(app.gauges)[:2] == ["TTFT     0.41 s", "TPOT     p50 24 ms, p95 31 ms"]
-        assert len(lines(app.gauges)) == 10
+        assert len(lines(app.gauges)) == 11
 
 
 async def test_texts_are_literal_and_harmless() -> None:
