@@ -43,11 +43,13 @@ def source_of(module: str) -> str:
     return Path(spec.origin).read_text(encoding="utf-8")
 
 
-def rewritten(loaded: LoadedEngine, name: str, speculate: Speculate) -> tuple[list[int], float, Finished]:
+def rewritten(
+    loaded: LoadedEngine, name: str, speculate: Speculate, limit: int | None = None
+) -> tuple[list[int], float, Finished]:
     """Return the tokens of a file's rewriting, the seconds from the first token to the last, and the end."""
     source = source_of(name)
     text = PROMPT.format(task=TASKS[name], source=source)
-    limit = round(1.2 * len(loaded.engine.tokenize((Text(source),))))
+    limit = limit or round(1.2 * len(loaded.engine.tokenize((Text(source),))))
     request = GenerateRequest(
         f"{name}-{speculate}-{time.monotonic()}",
         (Text(text, special=True),),
@@ -79,7 +81,9 @@ def main() -> None:
         config = EngineConfig(os.fsencode(path), read_cores().threads, CONTEXT_TOKENS, kv_ram_cap_bytes=1 << 30)
         loaded = load_engine(config, path, NativeLog(log))
         for name in TASKS:
-            rewritten(loaded, name, Speculate.AUTO)  # the prompt is there from now on, and its costs are known
+            rewritten(
+                loaded, name, Speculate.AUTO, limit=64
+            )  # the prompt is there from now on, and its costs are known
             for _ in range(arguments.rounds):
                 tokens, plain, _ = rewritten(loaded, name, Speculate.OFF)
                 ours, drafted, end = rewritten(loaded, name, Speculate.AUTO)
