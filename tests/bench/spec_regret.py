@@ -25,7 +25,7 @@ from pinyon.engine.request import GenerateRequest, SamplingParams, Speculate, Te
 from pinyon.engine.step_cost import Floats
 from pinyon.models.machine.cores import read_cores
 
-CONTEXT_TOKENS = 16_384
+CONTEXT_TOKENS = 8192
 TOKENS = 128
 TEMPERATURES = (0.0, 0.7, 1.0)
 CLIENTS = (1, 4)
